@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from proxy.groups.claims import MAX_EPOCH
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of beats. It changes with any change of what a beat says, since the sidecars of a group must agree."""
 
 AHEAD: Final = 100 * 365 * 86_400
@@ -55,9 +55,11 @@ class LinkBeat(NamedTuple):
     """Seconds since the member last got a message of the shard; None if that was never, or long ago."""
     unacked: int
     priority: int = 0
-    """The x-priority of the link if the member holds the shard; 0 otherwise."""
+    """The x-priority of the link if the member holds the shard, or is to hold it next; 0 otherwise."""
     is_probe: bool = False
     """Whether the broker gives the link one message only, since another consumer may hold earlier ones."""
+    hands_over: bool = False
+    """Whether the member holds the shard and gives it up: its client gets no more, and has yet to ack what it has."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class MemberBeat:
     prefetch: int = 0
     """The most unacknowledged messages of each of the member's links; 0 for a member without acks."""
     links: dict[str, LinkBeat] = field(default_factory=dict)
-    """The member's links, by shard: those to shards that it holds, and those that have lately got a message.
+    """The member's links, by shard: those to shards that it holds or is to hold, and those that have lately got a
+    message.
 
     Of a member that has left, those by which its client holds unacked messages.
     """
@@ -199,7 +202,7 @@ def _member(found: object, latest: int) -> MemberBeat:
 def _link(shard: str, found: object, latest: int) -> LinkBeat:
     if not isinstance(found, list) or len(found) != len(LinkBeat._fields):
         raise BeatError(f"shards: {_shown(shard)}: {_shown(found)} is no list of {len(LinkBeat._fields)}")
-    claim, epoch, ago, unacked, priority, is_probe = found
+    claim, epoch, ago, unacked, priority, is_probe, hands_over = found
     return LinkBeat(
         _count(claim, "claim", latest),
         _count(epoch, "epoch", latest),
@@ -207,6 +210,7 @@ def _link(shard: str, found: object, latest: int) -> LinkBeat:
         _count(unacked, "unacked", 2**53),
         _count(priority, "priority", 2**63 - 1),
         _flag(is_probe, "probe"),
+        _flag(hands_over, "hands over"),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-MAX_EPOCH: Final = 1 << 40
+MAX_EPOCH: Final = 1 << 34
 """The highest epoch of a claim, so that a priority computed from an epoch fits into a signed integer of 64 bits.
 
 No group gets there: epochs begin at the time, in seconds since 1970, and no beat that is far ahead of that is taken.
@@ -15,7 +15,13 @@ MOST_KNOWN: Final = 20_000
 """The most shards of which an epoch is remembered though they are not in the ring: whoever may send beats can name any.
 """
 
-_TIE_BITS: Final = 20
+_TIE_BITS: Final = 16
+
+LEVELS: Final = 4096
+"""How many priorities there are for each claim. The one of the claim itself is in the middle.
+
+Those below it are for members that wait, and for those that the shard is handed on to. No other claim uses them.
+"""
 
 
 class Claim(NamedTuple):
@@ -38,9 +44,9 @@ def _tie(member: str) -> int:
 def priority(epoch: int, member: str) -> int:
     """Return the x-priority of a member's consumer for a claim, so that the broker prefers whom the claims prefer.
 
-    It is even. The next odd one is for the link that comes in the place of the claim's probe.
+    The next higher one is for the link that comes in the place of the claim's probe.
     """
-    return (epoch << _TIE_BITS | _tie(member)) << 1
+    return (epoch << _TIE_BITS | _tie(member)) * LEVELS + LEVELS // 2
 
 
 def _rank(claim: Claim) -> tuple[int, str]:
@@ -112,11 +118,17 @@ class Claims:
         self.learn(shard, epoch)
 
     def replace(self, member: str, epochs: Mapping[str, int], now: float) -> None:
-        """Put these claims, an epoch by shard, in place of all former claims of a member."""
+        """Put these claims, an epoch by shard, in place of all former claims of a member, which is there."""
         for shard in [shard for shard, claims in self._by_shard.items() if member in claims and shard not in epochs]:
-            self.drop(shard, member, now)
+            self.drop(shard, member, now, in_good_order=True)
         for shard, epoch in epochs.items():
             self.add(shard, epoch, member, now)
+
+    def withdraw(self, members: Collection[str], now: float) -> None:
+        """Take back the claims of these members that others have overtaken: they do not come back by themselves."""
+        for shard, claims in list(self._by_shard.items()):
+            for member in [member for member in claims if member in members and self.winners[shard].member != member]:
+                self.drop(shard, member, now)
 
     def forget(self, member: str, seen: float, *, in_good_order: bool = False) -> None:
         """Drop all claims of a member that has left; `seen` is when it was last known to be there.
@@ -127,7 +139,10 @@ class Claims:
             self.drop(shard, member, seen, in_good_order=in_good_order)
 
     def drop(self, shard: str, member: str, seen: float, *, in_good_order: bool = False) -> None:
-        """Take a member's claim to a shard back; `seen` is when the member was last known to be there."""
+        """Take a member's claim to a shard back; `seen` is when the member was last known to be there.
+
+        `in_good_order` says that it has given the shard up by itself.
+        """
         claims = self._by_shard.get(shard)
         if claims is None or member not in claims:
             return

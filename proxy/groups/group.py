@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
-from proxy.groups.claims import Claim, Claims, priority
+from proxy.groups.claims import LEVELS, Claim, Claims, priority
 from proxy.groups.member import QUIET
 
 EVIDENCE: Final = 1.0
@@ -17,6 +17,19 @@ EVIDENCE: Final = 1.0
 
 LOST_MARGIN: Final = 2.0
 """Seconds beyond `View.lost_after` for which no raise follows the loss of a holder, since it is noticed late."""
+
+CLAIMED_WITHIN: Final = 5.0
+"""Seconds for which a shard is not raised whose messages another member gets, which is to claim it first."""
+
+HANDED_OVER_WITHIN: Final = 10.0
+"""Seconds after which a shard is raised all the same whose holder does not begin to hand it over."""
+
+WAITING_BELOW: Final = 32
+"""How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
+
+WAITING_FROM: Final = 64
+"""How much lower than the holder's the priority of links that wait may get, as shards are handed on, until they follow.
+"""
 
 HEAL: Final = 5.0
 """Seconds after a claim in which deliveries to other members do not count: they may precede the takeover."""
@@ -35,8 +48,12 @@ class LinkView(NamedTuple):
     is_open: bool = True
     """Whether the broker has confirmed the link's consumer."""
     priority: int = 0
-    """The x-priority of the link. For another sidecar's member it is 0 unless the member holds the shard."""
+    """The x-priority of the link. For another sidecar's member it is 0 unless it holds the shard, or is to hold it."""
     is_probe: bool = False
+    hands_over: bool = False
+    """Whether the member holds the shard and gives it up."""
+    opened_at: float = 0.0
+    """When the link was opened, in monotonic seconds; 0 for another sidecar's member."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,8 @@ class View:
     every: float = 0.0
     """Seconds between the beats of a sidecar, so as long may pass until this one knows what another one's members hold.
     """
+    next_in_line: Set[tuple[str, str]] = frozenset()
+    """`Decision.next_in_line` of the last decision."""
     least_epoch: int = 0
     """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a group that begins
     anew raises above the consumers that RabbitMQ has kept of an earlier one, unless this machine's clock is behind
@@ -109,6 +128,8 @@ class Act(Enum):
     """Claim a shard whose active consumer the member is already; no frame is sent to RabbitMQ."""
     RAISE = "raise"
     """Claim a shard, and subscribe with the x-priority of the claim, so that RabbitMQ makes the member active."""
+    HAND_OVER = "hand over"
+    """Give a shard up to the member that is next in line: the link ends once its client has acked what it has got."""
 
 
 class Step(NamedTuple):
@@ -118,7 +139,7 @@ class Step(NamedTuple):
     member: str
     shard: str
     epoch: int = 0
-    """The epoch of the claim; 0 for SUBSCRIBE."""
+    """The epoch of the claim; 0 for SUBSCRIBE and HAND_OVER."""
     priority: int = 0
     """The priority of the link that SUBSCRIBE opens."""
     is_probe: bool = False
@@ -145,6 +166,11 @@ class Decision:
     """The member that each shard should belong to."""
     steps: list[Step] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    next_in_line: set[tuple[str, str]] = field(default_factory=set)
+    """By member and shard, the members of this sidecar that RabbitMQ makes active once the holder's link has ended.
+
+    They stay so while nobody is known to hold the shard.
+    """
 
 
 _Links = dict[str, list[tuple[str, LinkView]]]
@@ -173,7 +199,8 @@ class _Case(NamedTuple):
 def decide(view: View, now: float) -> Decision:
     """Return the steps that this sidecar should take now for its own members. Other sidecars decide for theirs."""
     able = [member for member, seen in view.members.items() if not seen.is_stalled]
-    decision = Decision(assign(able or view.members, view.shards, view.claims.holders))
+    epochs = {shard: claim.epoch for shard, claim in view.claims.winners.items()}
+    decision = Decision(assign(able or view.members, view.shards, view.claims.holders, epochs))
     consumed = [shard for shard in view.shards if shard not in view.foreign]
     wanted = set(consumed)
     decision.steps = [
@@ -190,8 +217,12 @@ def decide(view: View, now: float) -> Decision:
         if act is not None:
             is_probe = any(_link(view, member, shard).is_probe for member in (target, holder.member if holder else ""))
             decision.steps.append(Step(act, target, shard, view.next_epoch(shard), is_probe=is_probe))
-        elif shard in view.unmovable and view.hears and (active := _active(view, links, shard, holder)) is not None:
+        elif holder is not None and _may_hand_over(view, shard, holder, target):
+            decision.steps.append(Step(Act.HAND_OVER, holder.member, shard))
+        elif view.hears and (active := _active(view, links, shard, holder)) is not None:
             decision.steps.append(Step(Act.CLAIM, active, shard, view.next_epoch(shard)))
+        if _is_next(view, shard, holder, target):
+            decision.next_in_line.add((target, shard))
         if holder is None or holder.member != target:
             decision.moves.append(Move(shard, holder.member if holder else "", target, why))
         elif (holds := _unacked(links, shard, target)) is not None:
@@ -201,15 +232,18 @@ def decide(view: View, now: float) -> Decision:
     return decision
 
 
-def followers(view: View, now: float) -> list[Step]:
+def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
     """Return steps that replace links: waiting ones so that each has the right priority, and all by probes or back.
 
-    The right priority is the one below that of the shard's holder. RabbitMQ 4.3 keeps a consumer whose channel ends
-    while it gives way to another one, with the priority that it had, which is lower than the new holder's. It must not
-    be the next one that the broker chooses. So this is due as soon as a shard is raised, and does not wait until the
-    raise has come through. A link that has got a message is left alone until it has been silent for QUIET, since
-    messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard whose old consumer has sent back the last that
-    it held, until that consumer ends.
+    `targets` has the member that each shard should belong to. If it is not the holder, it is to be the next in line: it
+    has the highest priority below that of the holder. Once the holder hands the shard over, RabbitMQ makes it active.
+    The others wait below it.
+
+    RabbitMQ 4.3 keeps a consumer whose channel ends while it gives way to another one, with the priority that it had,
+    which is lower than the new holder's. It must not be the next one that the broker chooses. So this is due as soon as
+    a shard is raised, and does not wait until the raise has come through. A link that has got a message is left alone
+    until it has been silent for QUIET, since messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard
+    whose old consumer has sent back the last that it held, until that consumer ends.
 
     If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
     or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
@@ -229,28 +263,79 @@ def followers(view: View, now: float) -> list[Step]:
         if holder is None or holder.member not in view.members or shard in view.unmovable or shard in view.foreign:
             continue
         held = _link(view, holder.member, shard)
-        below = min(held.priority, priority(holder.epoch, holder.member)) - 1
         is_silent = _is_silent(view, links, shard, holder, now)
         flows = held.delivered_at > holder.since and not held.is_probe
         for member, seen in local:
             link = seen.links.get(shard)
             if link is None or not link.is_open or link.unacked or link.delivered_at > now - QUIET:
                 continue
-            is_holder = member == holder.member
-            level = link.priority if is_holder else max(link.priority, below)
+            level = link.priority
+            if member != holder.member:
+                level = _level(link.priority, _top(held, holder), is_next=targets.get(shard) == member)
             is_probe = not seen.no_ack and (is_silent or held.is_probe or (link.is_probe and not flows))
             if (level, is_probe) != (link.priority, link.is_probe):
                 steps.append(Step(Act.SUBSCRIBE, member, shard, priority=level, is_probe=is_probe))
     return steps
 
 
+def is_raised(view: View, shard: str, claim: Claim) -> bool:
+    """Return whether RabbitMQ has been told of a claim to a shard, by a link of its priority, as far as is known."""
+    return _link(view, claim.member, shard).priority >= priority(claim.epoch, claim.member)
+
+
+def _top(held: LinkView, holder: Claim) -> int:
+    """Return the priority below which all other links to a shard wait."""
+    return min(held.priority, priority(holder.epoch, holder.member))
+
+
+def _has_room(top: int) -> bool:
+    """Return whether there are enough priorities below the holder's that no other claim uses.
+
+    There are none below that of a link which was never raised, since RabbitMQ takes none below 0 before 4.3.
+    """
+    return top % LEVELS > 2 * WAITING_FROM
+
+
+def _level(present: int, top: int, *, is_next: bool) -> int:
+    """Return the priority that a link which waits should have; one above the holder's may get messages, and stays."""
+    if present > top:
+        return present
+    if not _has_room(top):
+        return max(present, top - 1)
+    if is_next:
+        return top - 1
+    return present if top - WAITING_FROM <= present < top - 1 else top - WAITING_BELOW
+
+
+def _may_hand_over(view: View, shard: str, holder: Claim, target: str) -> bool:
+    """Return whether a member of this sidecar is to give its shard up now, as the next one is ready to take it."""
+    member = view.members.get(holder.member)
+    if member is None or not member.is_local or not view.hears or shard in view.unmovable or holder.member == target:
+        return False
+    held, its = _link(view, holder.member, shard), _link(view, target, shard)
+    is_ready = its.is_open and its.priority == _top(held, holder) - 1
+    return is_ready and held.is_open and not held.hands_over and not _has_old(held, holder)
+
+
+def _is_next(view: View, shard: str, holder: Claim | None, target: str) -> bool:
+    if holder is None:
+        return (target, shard) in view.next_in_line
+    its = _link(view, target, shard)
+    return view.members[target].is_local and its.priority == _top(_link(view, holder.member, shard), holder) - 1
+
+
+def _has_old(held: LinkView, holder: Claim) -> bool:
+    """Return whether the holder's link is a probe with a message: others may hold more, and nobody else may come."""
+    return held.is_probe and held.delivered_at > holder.since
+
+
 def _is_silent(view: View, links: _Links, shard: str, holder: Claim, now: float) -> bool:
     """Return whether a shard was raised for its holder, who has got nothing, and nobody holds messages of it."""
     member, held = view.members[holder.member], _link(view, holder.member, shard)
-    is_raised = held.priority == priority(holder.epoch, holder.member)
+    was_raised = held.priority == priority(holder.epoch, holder.member)
     # What another sidecar's member holds is known with the second beat, at the latest.
     is_new = now < max(holder.since + max(SILENCE, 2 * view.every), view.probed_from.get(shard, 0.0))
-    if member.no_ack or not is_raised or shard not in view.keeps or is_new:
+    if member.no_ack or not was_raised or shard not in view.keeps or is_new:
         return False
     return held.delivered_at <= holder.since and _unacked(links, shard, "") is None
 
@@ -317,6 +402,25 @@ def _look(
         return _of_its_own(view, case, holder, now)
     if case.is_active and link.delivered_at > holder.since + HEAL:
         return Act.CLAIM, "the broker delivers to it already"
+    return _of_another(view, case, holder, now)
+
+
+def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act | None, str]:
+    """Wait for the holder to hand the shard over. It is raised only where that cannot be, or is not done.
+
+    RabbitMQ 4.3 would keep the holder's consumer if its channel ended while it gives way to a higher priority.
+    """
+    held = _link(view, holder.member, case.shard)
+    if holder.member not in view.members or case.shard in view.unmovable or not _has_room(_top(held, holder)):
+        return _raise(view, case, now)
+    if _has_old(held, holder):
+        return None, "RabbitMQ may have kept a consumer that is gone, for whose messages the old member waits"
+    if held.hands_over:
+        return None, f"the old member has yet to ack {held.unacked} of its messages"
+    if case.link.priority != _top(held, holder) - 1:
+        return None, "it is to be the next in line"
+    if now < case.link.opened_at + HANDED_OVER_WITHIN:
+        return None, "the old member is to hand it over"
     return _raise(view, case, now)
 
 
@@ -336,18 +440,28 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     if case.left_unacked:
         # RabbitMQ makes another consumer active as soon as the link of these has ended, with or without a raise.
         return None, f"a member that has left has yet to ack {case.left_unacked} of its messages"
+    if (case.target, case.shard) in view.next_in_line and view.claims.is_given_up(case.shard):
+        return Act.CLAIM, "it was the next in line"
+    if case.others_at > left_at and now < max(vacant_since, left_at) + CLAIMED_WITHIN:
+        return None, "the broker delivers to another member, which is to claim it first"
     lost_after = 0.0 if view.claims.is_given_up(case.shard) else view.lost_after.get(case.shard, 0.0)
     has_moved_on = max(case.link.delivered_at, case.others_at) > left_at
     if lost_after and not has_moved_on and now < vacant_since + lost_after + LOST_MARGIN:
         return None, "the last holder's node may be lost, for which RabbitMQ waits"
-    if not is_only and now < vacant_since + EVIDENCE:
+    # What another sidecar's member gets is known with the next beat.
+    late = 0.0 if all(member.is_local for member in view.members.values()) else view.every
+    if not is_only and now < vacant_since + EVIDENCE + late:
         return None, "a delivery may show whom the broker has chosen"
     return _raise(view, case, now)
 
 
 def _of_its_own(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act | None, str]:
-    """Raise a shard again that the target has claimed, where another member, or nobody, gets its messages."""
-    if case.shard not in view.wedged and (case.is_active or case.others_at <= holder.since + HEAL):
+    """Raise a shard again that the target has claimed, where another member, or nobody, gets its messages.
+
+    Another member that gets them claims the shard first, and then hands it over.
+    """
+    is_lost = not case.is_active and case.others_at > holder.since + HEAL + CLAIMED_WITHIN
+    if case.shard not in view.wedged and not is_lost:
         return None, ""
     return _raise(view, case, now)
 

@@ -22,7 +22,10 @@ class LinkState(IntEnum):
     PROBING = 2
     """The link is open, and is a probe: see `Link.is_probe`."""
     LEAVING = 3
-    """Further deliveries are dropped, and the link ends once the client has acked those that it got."""
+    """Further deliveries are dropped, and the link ends once the client has acked those that it got.
+
+    So the broker can give them to the next member in order. The member has left, or hands the shard over.
+    """
     CLOSING = 4
     """The link's channel.close is sent: the broker puts what was not acked back in order."""
     ENDED = 5
@@ -97,7 +100,7 @@ class Member:
         self.links: dict[str, Link] = {}
         """The links that are not LEAVING, CLOSING or ENDED, by shard."""
         self.leaving: list[Link] = []
-        """The links by which the client still held unacked messages when the member left."""
+        """The links by which the client held unacked messages when the member left, or handed the shard over."""
         self.prefetch = DEFAULT_PREFETCH
         """The most unacknowledged messages of each link."""
         self.no_ack = False
@@ -109,7 +112,7 @@ class Member:
 
     @property
     def held(self) -> list[Link]:
-        """The links by which the client still holds unacked messages though the member has left."""
+        """The links by which the client still holds unacked messages though it gets no more by them."""
         return [link for link in self.leaving if link.state == LinkState.LEAVING and link.unacked]
 
     @property
@@ -139,8 +142,11 @@ class Actions(Protocol):
         The broker then gets the client's answer to that message. If there is none yet, the message comes again.
         """
 
+    def hand_over(self, member: Member, shard: str) -> None:
+        """End a member's link once the client has acked what it has got; until then it gets no more by that link."""
+
     def release(self, member: Member, shard: str) -> None:
-        """End a member's link even if messages are unacked, so that the shard moves on; then open one of priority 0."""
+        """End a member's links to a shard even if messages are unacked, and then open one of priority 0."""
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds.

@@ -266,6 +266,9 @@ class RunningGroup:
             return
         raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
         with self._a_session():
+            if step.act is Act.HAND_OVER:
+                actions.hand_over(member, step.shard)
+                return
             actions.subscribe(member, step.shard, raised, is_probe=step.is_probe)
 
     @contextmanager

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import Claims
-from proxy.groups.group import HEAL, Act, Decision, LinkView, MemberView, Step, View, decide, followers
+from proxy.groups.group import HEAL, Act, Decision, LinkView, MemberView, Step, View, decide, followers, is_raised
 from proxy.groups.member import Link, Member
 from proxy.groups.peers import Peers
 
@@ -119,6 +119,8 @@ class GroupState:
         """By member and shard, the links that the broker has ended with an error and that are not open again."""
         self._raises: dict[tuple[str, str], Raise] = {}
         """The last raise by member and shard."""
+        self._handing_over: dict[tuple[str, str], int] = {}
+        """By member and shard, the shards that members of this sidecar are giving up, with the priority of the link."""
         self._stalled_until: dict[str, float] = {}
         # Of a later group of the same exchange, so that the others do not take its first beats for late ones.
         self._number = time.time_ns() // 1_000_000
@@ -286,7 +288,8 @@ class GroupState:
     def unacked(self, shard: str) -> int:
         """Return how many unacked messages of a shard all members together hold, as far as this sidecar knows."""
         own = sum(member.links[shard].unacked for member in self.local.values() if shard in member.links)
-        own += sum(link.unacked for member in self.leaving.values() for link in member.held if link.shard == shard)
+        all_own = (*self.local.values(), *self.leaving.values())
+        own += sum(link.unacked for member in all_own for link in member.held if link.shard == shard)
         told = (member.links[shard].unacked for _, member in self.peers.members.values() if shard in member.links)
         return own + sum(told)
 
@@ -317,8 +320,13 @@ class GroupState:
         self.claims.follow(self.shards, now)
         for its in self.local.values():
             self._note_deliveries(its)
+        self._end_hand_overs(now)
+        self.claims.withdraw(self.local, now)
         for step in (decision := decide(self._view(now), now)).steps:
-            if step.act is not Act.CLAIM:
+            if step.act is Act.HAND_OVER:
+                self._handing_over[step.member, step.shard] = self.local[step.member].links[step.shard].priority
+                self._changed(now)
+            elif step.act is not Act.CLAIM:
                 _, pause = self._pauses.get((step.member, step.shard), (0.0, FIRST_PAUSE / 2))
                 self._pauses[step.member, step.shard] = now + ASK_AGAIN, pause
             if step.act in (Act.CLAIM, Act.RAISE):
@@ -341,18 +349,30 @@ class GroupState:
         self.decision = decision
         return decision
 
+    def _end_hand_overs(self, now: float) -> None:
+        """Take back the claims to shards that members of this sidecar have given up, once their clients hold nothing.
+
+        RabbitMQ has made the next member active by then.
+        """
+        for member_id, shard in list(self._handing_over):
+            member = self.local.get(member_id)
+            if member is None or all(link.shard != shard for link in member.held):
+                del self._handing_over[member_id, shard]
+                self.claims.drop(shard, member_id, now, in_good_order=True)
+
     def followers(self, now: float) -> list[Step]:
         """Return which links are to be replaced since the holders of their shards have changed.
 
-        It also notes in each link whether another member has the claim to its shard.
+        It also notes in each link whether another member has been raised over it.
         """
         self.is_followed = True
-        winners = self.claims.winners
+        view = self._view(now)
         for member in (*self.local.values(), *self.leaving.values()):
             for link in (*member.links.values(), *member.held):
-                claim = winners.get(link.shard)
-                link.raised_over_at = claim.since if claim is not None and claim.member != member.id else 0.0
-        return followers(self._view(now), now)
+                claim = self.claims.winners.get(link.shard)
+                is_over = claim is not None and claim.member != member.id and is_raised(view, link.shard, claim)
+                link.raised_over_at = claim.since if claim is not None and is_over else 0.0
+        return followers(view, self.decision.targets, now)
 
     def _lacks(self, member_id: str, shard: str) -> bool:
         """Return whether a member of this sidecar is to have a link to a shard and has none that is open."""
@@ -384,13 +404,20 @@ class GroupState:
     def _told(self, member: Member, held: dict[str, int], now: float) -> MemberBeat:
         """Return a member as the next beat describes it; `held` has the epochs of its claims, by shard."""
         links = {shard: LinkBeat(epoch, self.claims.epoch(shard), None, 0) for shard, epoch in held.items()}
-        since = now - LATELY
+        since, targets = now - LATELY, self.decision.targets
         for shard, link in member.links.items():
-            if link.unacked or link.delivered_at > since or shard in held:
+            is_next = link.is_open and targets.get(shard) == member.id
+            if link.unacked or link.delivered_at > since or shard in held or is_next:
                 late = round(max(now - link.delivered_at, 0.0), 3) if link.delivered_at > since else None
-                level = link.priority if shard in held else 0
+                level = link.priority if shard in held or is_next else 0
                 epoch = self.claims.epoch(shard)
                 links[shard] = LinkBeat(held.get(shard, 0), epoch, late, link.unacked, level, link.is_probe)
+        for link in member.held:
+            told = links.get(link.shard, LinkBeat(0, self.claims.epoch(link.shard), None, 0))
+            links[link.shard] = told._replace(unacked=told.unacked + link.unacked)
+        for (member_id, shard), level in self._handing_over.items():
+            if member_id == member.id and shard in held:
+                links[shard] = links[shard]._replace(priority=level, hands_over=True)
         is_stalled, most = self.is_stalled(member.id, now), member.held_at_most
         return MemberBeat(member.id, member.client, member.since, is_stalled, prefetch=most, links=links)
 
@@ -403,14 +430,36 @@ class GroupState:
         """Return whether a member of this sidecar has lately lost a shard since its client did not ack."""
         return now < self._stalled_until.get(member_id, now)
 
+    def _links_of(self, member: Member) -> dict[str, LinkView]:
+        """Return the links of one of this sidecar's members as `decide` sees them."""
+        links = {
+            shard: LinkView(
+                link.delivered_at,
+                link.unacked,
+                link.is_open,
+                self._handing_over.get((member.id, shard), link.priority),
+                link.is_probe,
+                (member.id, shard) in self._handing_over,
+                link.opened_at,
+            )
+            for shard, link in member.links.items()
+        }
+        for link in member.held:
+            key = member.id, link.shard
+            given_up = LinkView(
+                is_open=False, priority=self._handing_over.get(key, 0), hands_over=key in self._handing_over
+            )
+            seen = links.get(link.shard, given_up)
+            links[link.shard] = seen._replace(
+                unacked=seen.unacked + link.unacked, delivered_at=max(seen.delivered_at, link.delivered_at)
+            )
+        return links
+
     def _view(self, now: float) -> View:
         members = {
             member.id: MemberView(
                 is_local=True,
-                links={
-                    shard: LinkView(link.delivered_at, link.unacked, link.is_open, link.priority, link.is_probe)
-                    for shard, link in member.links.items()
-                },
+                links=self._links_of(member),
                 is_stalled=self.is_stalled(member.id, now),
                 no_ack=member.no_ack,
             )
@@ -427,7 +476,11 @@ class GroupState:
             delivered_at = self._delivered_at.get(member_id, {})
             links = {
                 shard: LinkView(
-                    delivered_at.get(shard, 0.0), link.unacked, priority=link.priority, is_probe=link.is_probe
+                    delivered_at.get(shard, 0.0),
+                    link.unacked,
+                    priority=link.priority,
+                    is_probe=link.is_probe,
+                    hands_over=link.hands_over,
                 )
                 for shard, link in told.links.items()
             }
@@ -451,6 +504,7 @@ class GroupState:
             every=self.every,
             not_before={key: until for key, (until, _) in self._pauses.items()},
             wedged=self.wedged,
+            next_in_line=self.decision.next_in_line,
             foreign=foreign,
             refused={key: refusal.why for key, refusal in self.refused.items()},
             not_raised_before={

@@ -75,8 +75,14 @@ class GroupActions:
             links.widen(self._connection, consumer, shard)
             self._then()
 
+    def hand_over(self, member: Member, shard: str) -> None:
+        """End a member's link once the client has acked what it has got; until then it gets no more by that link."""
+        if (consumer := self._consumer(member)) is not None:
+            links.hand_over(self._connection, consumer, shard)
+            self._then()
+
     def release(self, member: Member, shard: str) -> None:
-        """End a member's link even if messages are unacked, so that the shard moves on; then open one of priority 0."""
+        """End a member's links to a shard even if messages are unacked, and then open one of priority 0."""
         if (consumer := self._consumer(member)) is not None:
             links.release(self._connection, consumer, shard)
             self._then()

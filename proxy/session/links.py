@@ -95,15 +95,31 @@ def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, i
         end_link(c, present)
 
 
-def release(c: Connection, consumer: Consumer, shard: str) -> None:
-    """End a member's link to a shard even if messages are unacked, and open one of priority 0."""
+def hand_over(c: Connection, consumer: Consumer, shard: str) -> None:
+    """Let a member give a shard up: its link ends once the client has settled what it holds of it.
+
+    A consumer that gives way to one of a higher priority would do so as well. But RabbitMQ 4.3 keeps it if its channel
+    ends meanwhile. One above which nobody waits is removed as it should be.
+    """
+    consuming_of(c).wanted.pop((consumer, shard), None)
     present = consumer.member.links.get(shard)
-    if present is not None and c.running:
-        consuming_of(c).wanted.pop((consumer, shard), None)
-        if present.behind is not None:
-            end_link(c, present.behind)
-        end_link(c, present)
-        _open(c, consumer, shard, 0, is_probe=False)
+    hidden = _channel_of(c, present) if present is not None else None
+    if hidden is not None and c.running:
+        member = consumer.member
+        member.leaving = [link for link in member.leaving if link.state == LinkState.LEAVING]
+        _end_settled(c, consumer, hidden)
+
+
+def release(c: Connection, consumer: Consumer, shard: str) -> None:
+    """End a member's links to a shard even if messages are unacked, and open one of priority 0."""
+    if not c.running:
+        return
+    consuming_of(c).wanted.pop((consumer, shard), None)
+    present = consumer.member.links.get(shard)
+    for link in (present and present.behind, present, *consumer.member.leaving):
+        if link is not None and link.shard == shard:
+            end_link(c, link)
+    _open(c, consumer, shard, 0, is_probe=False)
 
 
 def end_link(c: Connection, link: Link) -> None:
@@ -301,17 +317,23 @@ def leave(c: Connection, consumer: Consumer) -> None:
         tell(c, consumer.numbering, ok)
     forget(c, consumer)
     for hidden in list(consumer.hidden):
-        link = hidden.link
-        if hidden.closing or link is None:
-            close(c, hidden)
-        elif consumer.member.no_ack:
-            _let_end(c, link)
-        elif link.unacked:
-            _unlink(hidden, LinkState.LEAVING)
-            consumer.member.leaving.append(link)
-            consuming_of(c).leaving[hidden] = None
-        else:
-            close(c, hidden)
+        if hidden.link is None or hidden.link.state != LinkState.LEAVING:
+            _end_settled(c, consumer, hidden)
+
+
+def _end_settled(c: Connection, consumer: Consumer, hidden: HiddenChannel) -> None:
+    """End a hidden channel, of a link that holds messages once the client has settled these."""
+    link = hidden.link
+    if hidden.closing or link is None:
+        close(c, hidden)
+    elif consumer.member.no_ack:
+        _let_end(c, link)
+    elif link.unacked:
+        _unlink(hidden, LinkState.LEAVING)
+        consumer.member.leaving.append(link)
+        consuming_of(c).leaving[hidden] = None
+    else:
+        close(c, hidden)
 
 
 def abandon(c: Connection) -> None:

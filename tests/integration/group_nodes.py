@@ -77,6 +77,19 @@ class MemberSession:
     def widen(self, member: Member, shard: str) -> None:
         raise AssertionError("nothing was withheld")
 
+    def hand_over(self, member: Member, shard: str) -> None:
+        link = member.links.pop(shard)
+        link.state = LinkState.LEAVING
+        member.leaving.append(link)
+        self._openings[link] = asyncio.create_task(self._end_settled(link))
+
+    async def _end_settled(self, link: Link) -> None:
+        while link.unacked:
+            await asyncio.sleep(0.01)
+        link.state = LinkState.CLOSING
+        await self._channels.pop(link).close()
+        link.state = LinkState.ENDED
+
     def release(self, member: Member, shard: str) -> None:
         before = member.links.pop(shard)
         link = member.links[shard] = Link(member, shard, 0, 0)
@@ -117,7 +130,7 @@ class MemberSession:
         self.got.setdefault(link.shard, []).append((int(message.body.split()[-1]), bool(message.redelivered)))
         if self.acks:
             await asyncio.sleep(0.01)
-            if link.state < LinkState.LEAVING:
+            if link.state < LinkState.CLOSING:
                 link.unacked -= 1
                 times.pop(0)
                 await message.ack()

@@ -31,7 +31,7 @@ def test_every_shard_has_one_member_and_no_count_is_further_than_one_from_anothe
     group: tuple[set[str], set[str], dict[str, str]],
 ) -> None:
     members, shards, holders = group
-    assigned = assign(members, shards, holders)
+    assigned = assign(members, shards, holders, {})
     assert assigned.keys() == shards
     assert set(assigned.values()) <= members
     found = counts(members, assigned)
@@ -41,7 +41,7 @@ def test_every_shard_has_one_member_and_no_count_is_further_than_one_from_anothe
 @given(groups())
 def test_no_more_shards_move_than_balance_demands(group: tuple[set[str], set[str], dict[str, str]]) -> None:
     members, shards, holders = group
-    assigned = assign(members, shards, holders)
+    assigned = assign(members, shards, holders, {})
     held = Counter(holder for shard, holder in holders.items() if holder in members)
     share, larger = divmod(len(shards), len(members))
     # The most that can stay: all up to the share, and one more for as many members as may have one more.
@@ -59,19 +59,19 @@ def test_the_order_of_members_shards_and_holders_does_not_matter(
     random.shuffle(any_members)
     random.shuffle(any_shards)
     random.shuffle(items)
-    assert assign(any_members, any_shards, dict(items)) == assign(members, shards, holders)
+    assert assign(any_members, any_shards, dict(items), {}) == assign(members, shards, holders, {})
 
 
 @given(MEMBERS, SHARDS)
 def test_a_balanced_group_stays_as_it_is(members: set[str], shards: set[str]) -> None:
-    once = assign(members, shards, {})
-    assert assign(members, shards, once) == once
+    once = assign(members, shards, {}, {})
+    assert assign(members, shards, once, {}) == once
 
 
 @given(MEMBERS, SHARDS)
 def test_a_join_moves_no_more_than_the_newcomers_shards(members: set[str], shards: set[str]) -> None:
-    before = assign(members, shards, {})
-    after = assign({*members, "newcomer"}, shards, before)
+    before = assign(members, shards, {}, {})
+    after = assign({*members, "newcomer"}, shards, before, {})
     moved = {shard for shard in shards if before[shard] != after[shard]}
     assert {after[shard] for shard in moved} <= {"newcomer"}
     assert len(moved) in (len(shards) // (len(members) + 1), -(-len(shards) // (len(members) + 1)))
@@ -79,8 +79,8 @@ def test_a_join_moves_no_more_than_the_newcomers_shards(members: set[str], shard
 
 @given(MEMBERS, SHARDS)
 def test_a_leave_moves_no_more_than_the_leavers_shards(members: set[str], shards: set[str]) -> None:
-    before = assign({*members, "leaver"}, shards, {})
-    after = assign(members, shards, before)
+    before = assign({*members, "leaver"}, shards, {}, {})
+    after = assign(members, shards, before, {})
     assert {before[shard] for shard in shards if before[shard] != after[shard]} <= {"leaver"}
 
 
@@ -92,19 +92,19 @@ def test_moving_shards_one_by_one_leads_to_what_was_wanted_at_first_or_to_a_bala
     members, shards, holders = group
     now, moves = dict(holders), Counter[str]()
     for _ in range(len(shards) + 1):
-        wanted = assign(members, shards, now)
+        wanted = assign(members, shards, now, {})
         todo = sorted(shard for shard in shards if now.get(shard) != wanted[shard])
         if not todo:
             break
         shard = random.choice(todo)
         moves[shard] += 1
         now[shard] = wanted[shard]
-    assert assign(members, shards, now) == now
+    assert assign(members, shards, now, {}) == now
     assert not moves or max(moves.values()) == 1
 
 
 def test_without_members_nothing_is_assigned() -> None:
-    assert assign([], ["orders.0"], {"orders.0": "gone"}) == {}
+    assert assign([], ["orders.0"], {"orders.0": "gone"}, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,5 @@ def test_without_members_nothing_is_assigned() -> None:
     ],
 )
 def test_who_holds_more_rounds_up(holders: dict[str, str], assigned: dict[str, list[str]]) -> None:
-    found = assign("ab", "12345", holders)
+    found = assign("ab", "12345", holders, {})
     assert {member: sorted(shard for shard in found if found[shard] == member) for member in "ab"} == assigned

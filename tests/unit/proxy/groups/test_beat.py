@@ -76,7 +76,7 @@ def with_member(**changes: Any) -> dict[str, Any]:
 
 MEMBER = good()["members"][0]
 FIELDS = st.sampled_from(["version", "members", "shards", "id", "every"])
-TOO_MANY = {str(number): [0, 0, None, 0, 0, False] for number in range(MAX_LINKS // 2 + 1)}
+TOO_MANY = {str(number): [0, 0, None, 0, 0, False, False] for number in range(MAX_LINKS // 2 + 1)}
 
 MISTAKES: list[tuple[Any, str]] = [
     ([], "no object"),
@@ -108,20 +108,21 @@ MISTAKES: list[tuple[Any, str]] = [
     (with_member(shards=[]), "shards"),
     (with_member(shards={"s": {}}), "shards"),
     (with_member(shards={"s": [1, 2, 3]}), "shards"),
-    (with_member(shards={"s" * (MAX_NAME + 1): [1, 1, None, 0, 0, False]}), "shards"),
-    (with_member(shards={"s": [-1, 1, None, 0, 0, False]}), "claim"),
-    (with_member(shards={"s": [1, LATEST + 1, None, 0, 0, False]}), "epoch"),
-    (with_member(shards={"s": [LATEST + 1, 1, None, 0, 0, False]}), "claim"),
-    (with_member(shards={"\ud800": [1, 1, None, 0, 0, False]}), "shards"),
-    (with_member(shards={"": [1, 1, None, 0, 0, False]}), "shards"),
+    (with_member(shards={"s" * (MAX_NAME + 1): [1, 1, None, 0, 0, False, False]}), "shards"),
+    (with_member(shards={"s": [-1, 1, None, 0, 0, False, False]}), "claim"),
+    (with_member(shards={"s": [1, LATEST + 1, None, 0, 0, False, False]}), "epoch"),
+    (with_member(shards={"s": [LATEST + 1, 1, None, 0, 0, False, False]}), "claim"),
+    (with_member(shards={"\ud800": [1, 1, None, 0, 0, False, False]}), "shards"),
+    (with_member(shards={"": [1, 1, None, 0, 0, False, False]}), "shards"),
     (with_member(id=""), "id"),
     (good(sidecar=""), "sidecar"),
-    (with_member(shards={"s": [1, 1, "x", 0, 0, False]}), "delivered"),
-    (with_member(shards={"s": [1, 1, None, None, 0, False]}), "unacked"),
-    (with_member(shards={"s": [1, 1, None, 0, 0]}), "list of 6"),
-    (with_member(shards={"s": [1, 1, None, 0, 0, 0]}), "probe"),
-    (with_member(shards={"s": [1, 1, None, 0, -1, False]}), "priority"),
-    (with_member(shards={"s": [1, 1, None, 0, 2**63, False]}), "priority"),
+    (with_member(shards={"s": [1, 1, "x", 0, 0, False, False]}), "delivered"),
+    (with_member(shards={"s": [1, 1, None, None, 0, False, False]}), "unacked"),
+    (with_member(shards={"s": [1, 1, None, 0, 0]}), "list of 7"),
+    (with_member(shards={"s": [1, 1, None, 0, 0, 0, False]}), "probe"),
+    (with_member(shards={"s": [1, 1, None, 0, 0, False, 1]}), "hands over"),
+    (with_member(shards={"s": [1, 1, None, 0, -1, False, False]}), "priority"),
+    (with_member(shards={"s": [1, 1, None, 0, 2**63, False, False]}), "priority"),
     (good(members=[{**MEMBER, "id": str(n), "shards": TOO_MANY} for n in range(2)]), "members"),
 ]
 

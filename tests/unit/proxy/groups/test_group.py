@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.groups.claims import Claims, priority
+from proxy.groups.claims import LEVELS, Claims, priority
 from proxy.groups.group import (
+    CLAIMED_WITHIN,
     EVIDENCE,
+    HANDED_OVER_WITHIN,
     HEAL,
     LOST_MARGIN,
     SILENCE,
+    WAITING_BELOW,
+    WAITING_FROM,
     Act,
     Decision,
     LinkView,
@@ -87,7 +91,12 @@ def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
         pytest.param(
             LinkView(), LinkView(50 + HEAL - 1), ("mine", 50), None, "", id="mine, and the other got it just then"
         ),
-        pytest.param(LinkView(), LinkView(50 + HEAL + 1), ("mine", 50), RAISE, "", id="mine, but the other gets it"),
+        pytest.param(
+            LinkView(), LinkView(50 + HEAL + 1), ("mine", 50), None, "", id="mine, and the other one is to claim it"
+        ),
+        pytest.param(
+            LinkView(), LinkView(50 + HEAL + CLAIMED_WITHIN + 1), ("mine", 50), RAISE, "", id="mine, the other gets it"
+        ),
         pytest.param(LinkView(99), LinkView(98), ("mine", 50), None, "", id="mine, the other got it before me"),
         pytest.param(
             LinkView(0, 1), LinkView(99), ("mine", 50), None, "", id="mine, the other gets it, I hold messages"
@@ -110,12 +119,14 @@ RAISED = LinkView(priority=priority(7, "mine"))
 """A link that has been raised for the claim of the shard `s`, and has got nothing."""
 
 OTHERS = LinkView(priority=priority(7, "other"))
-BELOW = OTHERS.priority - 1
+BELOW = OTHERS.priority - WAITING_BELOW
+NEXT = LinkView(priority=OTHERS.priority - 1)
+"""A link that is next in line behind OTHERS."""
 
 
 def probed(view: View) -> list[tuple[int, bool]]:
     """The priority of each link of the shard `s` that is replaced, and whether by a probe."""
-    return [(step.priority, step.is_probe) for step in followers(view, NOW) if step.shard == "s"]
+    return [(step.priority, step.is_probe) for step in followers(view, {}, NOW) if step.shard == "s"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +184,7 @@ def test_a_raise_that_brings_nothing_ends_with_a_probe(mine: LinkView, other: Li
             id="the holder has its prefetch again",
         ),
         pytest.param(
-            LinkView(priority=5, is_probe=True), LinkView(priority=BELOW + 3), [(BELOW, True)], id="another holder"
+            LinkView(priority=5, is_probe=True), LinkView(priority=BELOW), [(BELOW - WAITING_BELOW, True)], id="another"
         ),
     ],
 )
@@ -212,9 +223,14 @@ def test_a_vacant_shard_is_not_raised_while_the_broker_may_wait_for_its_last_hol
     assert of(decide(waits, NOW - EVIDENCE + 5.0 + LOST_MARGIN))[0] is RAISE
 
 
-def test_a_vacant_shard_whose_messages_another_member_gets_is_raised_at_once() -> None:
+def test_a_vacant_shard_whose_messages_another_member_gets_is_claimed_by_that_one_first() -> None:
+    """It hands the shard over then. A raise would have it give way while it holds messages."""
     seen = replace(view(LinkView(), LinkView(NOW), None, vacant_since=NOW - EVIDENCE), lost_after={"s": 60.0})
-    assert of(decide(seen, NOW))[0] is RAISE
+    assert of(decide(seen, NOW)) == (None, "the broker delivers to another member, which is to claim it first")
+    assert of(decide(seen, NOW - EVIDENCE + CLAIMED_WITHIN))[0] is RAISE
+    its = replace(seen, members={"mine": MemberView(False, {}), "other": MemberView(True, {"s": LinkView(NOW)})})
+    assert decide(its, NOW).targets["s"] == "mine"
+    assert [step for step in decide(its, NOW).steps if step.shard == "s"] == [Step(CLAIM, "other", "s", 8)]
 
 
 def test_in_a_new_group_a_delivery_may_precede_the_first_decision() -> None:
@@ -228,7 +244,7 @@ def test_in_a_new_group_a_delivery_may_precede_the_first_decision() -> None:
     seen = {"mine": MemberView(True, {"s": LinkView()}), "other": MemberView(False, {"s": got})}
     others = replace(mine, members=seen)
     assert decide(others, NOW).targets == {"s": "mine"}
-    assert of(decide(others, NOW))[0] is RAISE
+    assert of(decide(others, NOW)) == (None, "the broker delivers to another member, which is to claim it first")
     # Somebody has held it.
     first.learn("s", 7)
     assert of(decide(others, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
@@ -341,7 +357,7 @@ def test_where_the_broker_ignores_a_raise_the_shard_belongs_to_whom_it_delivers(
     links = {"s": LinkView(99)}
     members = {"mine": MemberView(is_local=True, links=links), "other": MemberView(is_local=False, links={})}
     assert decide(View(members, ["s"], claims, unmovable=unmovable), NOW).steps == [Step(CLAIM, "mine", "s", 2)]
-    assert decide(View(members, ["s"], claims), NOW).steps == []
+    assert decide(View(members, ["s"], claims), NOW).steps == [Step(CLAIM, "mine", "s", 2)]
 
 
 def test_a_stalled_member_gets_nothing_while_others_live() -> None:
@@ -379,7 +395,110 @@ def test_a_link_that_waits_follows_the_holder(mine: LinkView, level: int, since:
         "other": MemberView(is_local=False, links={"s": LinkView(priority=level)}),
     }
     seen = View(members, ["s", "t"], claims)
-    step = Step(SUBSCRIBE, "mine", "s", priority=min(level, priority(7, "other")) - 1)
-    assert followers(seen, NOW) == ([step] if follows else [])
-    assert followers(replace(seen, unmovable={"s": "classic"}), NOW) == []
-    assert followers(replace(seen, foreign=frozenset({"s"})), NOW) == []
+    step = Step(SUBSCRIBE, "mine", "s", priority=level - 1 if level < LEVELS else priority(7, "other") - WAITING_BELOW)
+    assert followers(seen, {}, NOW) == ([step] if follows else [])
+    assert followers(replace(seen, unmovable={"s": "classic"}), {}, NOW) == []
+    assert followers(replace(seen, foreign=frozenset({"s"})), {}, NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "why"),
+    [
+        pytest.param(LinkView(), OTHERS, "it is to be the next in line", id="not next in line yet"),
+        pytest.param(NEXT, OTHERS, "the old member is to hand it over", id="next in line"),
+        pytest.param(
+            NEXT,
+            OTHERS._replace(hands_over=True, unacked=3),
+            "the old member has yet to ack 3 of its messages",
+            id="being handed over",
+        ),
+        pytest.param(
+            NEXT,
+            OTHERS._replace(is_probe=True, delivered_at=99.0),
+            "RabbitMQ may have kept a consumer that is gone, for whose messages the old member waits",
+            id="the old member's probe has its message",
+        ),
+    ],
+)
+def test_a_shard_of_another_member_is_not_raised_but_handed_over(mine: LinkView, other: LinkView, why: str) -> None:
+    """RabbitMQ 4.3 keeps a consumer whose channel ends while it gives way to a higher priority."""
+    seen = view(mine._replace(opened_at=NOW), other, ("other", 50.0))
+    assert of(decide(seen, NOW)) == (None, why)
+    assert of(decide(seen, NOW + HANDED_OVER_WITHIN))[0] is (RAISE if why.endswith("is to hand it over") else None)
+    # A link that was never raised has no room for others below it.
+    assert of(decide(replace(seen, members={**seen.members, "other": MemberView(False, {"s": LinkView()})}), NOW))[0]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "hands_over"),
+    [
+        pytest.param(OTHERS, NEXT, True, id="the next one is ready"),
+        pytest.param(OTHERS._replace(unacked=3, delivered_at=99.0), NEXT, True, id="I hold messages"),
+        pytest.param(OTHERS, LinkView(), False, id="the next one is not there yet"),
+        pytest.param(OTHERS, LinkView(priority=BELOW), False, id="the next one waits among the others"),
+        pytest.param(OTHERS, NEXT._replace(is_open=False), False, id="its link is not open yet"),
+        pytest.param(OTHERS._replace(hands_over=True), NEXT, False, id="it is being handed over already"),
+        pytest.param(OTHERS._replace(is_probe=True, delivered_at=99.0), NEXT, False, id="my probe has its message"),
+        pytest.param(OTHERS._replace(is_probe=True), NEXT, True, id="my probe has got nothing"),
+    ],
+)
+def test_a_member_hands_its_shard_over_once_the_next_one_is_ready(
+    mine: LinkView, other: LinkView, hands_over: bool
+) -> None:
+    """The shard `s` is that of `old`, and is to be that of `new`, which has none yet."""
+    claims = Claims()
+    for shard in ("a", "s"):
+        claims.add(shard, 7, "other", 50.0)
+    members = {
+        "other": MemberView(True, {"a": OTHERS, "s": mine}),
+        "new": MemberView(False, {"a": other, "s": other}),
+    }
+    seen = View(members, ["a", "s"], claims)
+    (shard,) = [shard for shard, target in decide(seen, NOW).targets.items() if target == "new"]
+    assert shard == "s"
+    step = Step(Act.HAND_OVER, "other", "s")
+    assert decide(seen, NOW).steps == ([step] if hands_over else [])
+    assert decide(replace(seen, hears=False), NOW).steps == []
+    assert decide(replace(seen, unmovable={"s": "classic"}), NOW).steps == []
+    # To another member of the same sidecar as well, which notes that it is next.
+    here = replace(
+        seen, members={**members, "new": MemberView(True, {"a": LinkView(), "s": other._replace(opened_at=NOW)})}
+    )
+    assert (step in decide(here, NOW).steps) == hands_over
+    is_next = other.priority == NEXT.priority
+    assert decide(here, NOW).next_in_line == ({("new", "s")} if is_next else set())
+
+
+def test_whoever_was_next_in_line_claims_the_shard_once_it_is_given_up() -> None:
+    seen = left(in_good_order=True)
+    assert of(decide(replace(seen, next_in_line={("mine", "s")}), NOW)) == (CLAIM, "it was the next in line")
+    assert decide(replace(seen, next_in_line={("mine", "s")}), NOW).next_in_line == {("mine", "s")}
+    lost = replace(left(in_good_order=False), next_in_line={("mine", "s")})
+    assert of(decide(lost, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
+    # A client may hold messages of it yet.
+    holds = replace(seen, leaving={"gone": MemberView(False, {"s": LinkView(unacked=3)})})
+    assert of(decide(replace(holds, next_in_line={("mine", "s")}), NOW))[0] is None
+
+
+@pytest.mark.parametrize(
+    ("present", "is_next", "wanted"),
+    [
+        (0, True, -1),
+        (0, False, -WAITING_BELOW),
+        (-1, True, -1),
+        (-1, False, -WAITING_BELOW),
+        (-2, False, -2),
+        (-2, True, -1),
+        (-WAITING_FROM, False, -WAITING_FROM),
+        (-WAITING_FROM - 1, False, -WAITING_BELOW),
+        (1, False, 1),
+        (1, True, 1),
+    ],
+)
+def test_the_next_in_line_waits_above_the_others(present: int, is_next: bool, wanted: int) -> None:
+    """All priorities are given by how far they are above the holder's. One above it may get messages, and stays."""
+    top = OTHERS.priority
+    seen = view(LinkView(priority=top + present), OTHERS, ("other", 50.0))
+    step = Step(SUBSCRIBE, "mine", "s", priority=top + wanted)
+    found = [step for step in followers(seen, {"s": "mine" if is_next else "other"}, NOW) if step.shard == "s"]
+    assert found == ([step] if present != wanted else [])

@@ -46,6 +46,9 @@ class Session:
     def widen(self, member: Member, shard: str) -> None:
         self.did.append(("widen", shard))
 
+    def hand_over(self, member: Member, shard: str) -> None:
+        self.did.append(("hand over", shard))
+
     def release(self, member: Member, shard: str) -> None:
         self.did.append(("release", shard))
 

@@ -264,7 +264,11 @@ def test_a_member_that_has_left_is_told_of_until_its_client_holds_nothing_any_mo
     assert (made.is_over, made.unacked("s"), made.prefetches) == (False, 3, set())
     # Another member that is raised for the shard has its link give way, so that its end returns what it holds.
     made.joined(member("other", "s", "t"), NOW)
-    made.claims.add("s", made.claims.epoch("s") + 1, "other", NOW)
+    epoch = made.claims.epoch("s") + 1
+    made.claims.add("s", epoch, "other", NOW)
+    made.followers(NOW)
+    assert not link.gives_way(NOW + QUIET + 1)
+    made.local["other"].links["s"].priority = priority(epoch, "other")
     made.followers(NOW)
     assert (link.gives_way(NOW + QUIET), link.gives_way(NOW + QUIET + 1)) == (False, True)
     link.unacked = 0

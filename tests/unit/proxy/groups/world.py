@@ -34,8 +34,9 @@ class Shard:
         self.active: Link | None = None
         self.is_giving_way = False
         """Whether the active one gets nothing more until it has acked all: one was above it, and may be gone."""
+        self._last = ""
         self.takeovers: list[tuple[str, str]] = []
-        """Each change of the active consumer from one living member to another."""
+        """Each change of the active consumer from one member to another."""
 
     def subscribe(self, link: Link) -> None:
         self.links.append(link)
@@ -58,11 +59,13 @@ class Shard:
         elif not self.active.unacked:
             self.is_giving_way = False
             if best is not None and best.priority > self.active.priority:
-                if best.member is not self.active.member:
-                    self.takeovers.append((self.active.member.id, best.member.id))
                 self.active = best
         else:
             self.is_giving_way |= best is not None and best.priority > self.active.priority
+        if self.active is not None:
+            if self._last not in ("", self.active.member.id):
+                self.takeovers.append((self._last, self.active.member.id))
+            self._last = self.active.member.id
 
     def deliver(self, now: float) -> None:
         link = self.active
@@ -111,7 +114,7 @@ class Sidecar:
 
         What the broker has sent and the client has not got goes back first if the link gives way.
         """
-        for member in self.state.leaving.values():
+        for member in (*self.state.local.values(), *self.state.leaving.values()):
             for link in [link for link in member.leaving if link.state == LinkState.LEAVING and not link.unacked]:
                 link.state = LinkState.ENDED
                 self.world.shards[link.shard].close(link)
@@ -123,12 +126,20 @@ class Sidecar:
 
     def subscribe(self, member: Member, shard: str, link_priority: int, *, is_probe: bool = False) -> None:
         before = member.links.pop(shard, None)
-        link = member.links[shard] = Link(member, shard, 0, link_priority)
+        link = member.links[shard] = Link(member, shard, 0, link_priority, self.world.now)
         link.state, link.is_probe = (LinkState.PROBING if is_probe else LinkState.OPEN), is_probe
         self.world.shards[shard].subscribe(link)
         if before is not None:
             assert not before.unacked, "a link that holds unacked messages is replaced"
             self.world.shards[shard].close(before)
+
+    def hand_over(self, member: Member, shard: str) -> None:
+        link = member.links.pop(shard)
+        if link.unacked:
+            link.state = LinkState.LEAVING
+            member.leaving.append(link)
+        else:
+            self.world.shards[shard].close(link)
 
     def turn(self) -> None:
         now = self.world.now
@@ -141,6 +152,9 @@ class Sidecar:
             if step.act is Act.CLAIM:
                 continue
             member = self.state.local[step.member]
+            if step.act is Act.HAND_OVER:
+                self.hand_over(member, step.shard)
+                continue
             self.raises += step.act is Act.RAISE
             raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
             self.subscribe(member, step.shard, raised, is_probe=step.is_probe)
@@ -186,7 +200,7 @@ class World:
         sidecar = self.sidecars.pop(name)
         for member in sidecar.state.local.values():
             sidecar.close(member)
-        for member in sidecar.state.leaving.values():
+        for member in (*sidecar.state.local.values(), *sidecar.state.leaving.values()):
             for link in member.held:
                 self.shards[link.shard].close(link)
 
