@@ -17,10 +17,16 @@ MOST_KNOWN: Final = 20_000
 
 _TIE_BITS: Final = 16
 
-LEVELS: Final = 4096
-"""How many priorities there are for each claim. The one of the claim itself is in the middle.
+_FAR: Final = 1 << 34
+"""A time that no clock shows, in seconds since 1970. With it, the priorities of all claims since 1970 + 2**18 seconds
+are above those of consumers without a claim.
+"""
 
-Those below it are for members that wait, and for those that the shard is handed on to. No other claim uses them.
+LEVELS: Final = 4096
+"""How many priorities there are for each claim, and for each second in which consumers without one are subscribed.
+
+That of the claim itself is in the middle. Those below it are for members that wait, and for those that the shard is
+handed on to. No other claim uses them.
 """
 
 
@@ -47,6 +53,15 @@ def priority(epoch: int, member: str) -> int:
     The next higher one is for the link that comes in the place of the claim's probe.
     """
     return (epoch << _TIE_BITS | _tie(member)) * LEVELS + LEVELS // 2
+
+
+def lowest(now: float) -> int:
+    """Return the x-priority of a consumer that is subscribed at the time `now`, in seconds since 1970, without a claim.
+
+    It is below that of each claim, and below that of each consumer that was subscribed earlier: so whoever joins waits,
+    and those who joined earlier may hand a shard on among themselves.
+    """
+    return (_FAR - int(now)) * LEVELS + LEVELS // 2
 
 
 def _rank(claim: Claim) -> tuple[int, str]:

@@ -19,7 +19,7 @@ LOST_MARGIN: Final = 2.0
 """Seconds beyond `View.lost_after` for which no raise follows the loss of a holder, since it is noticed late."""
 
 CLAIMED_WITHIN: Final = 5.0
-"""Seconds for which a shard is not raised whose messages another member gets, which is to claim it first."""
+"""Seconds after a delivery to another member in which a shard is not raised, since that one is to claim it first."""
 
 HANDED_OVER_WITHIN: Final = 10.0
 """Seconds after which a shard is raised all the same whose holder does not begin to hand it over."""
@@ -289,10 +289,7 @@ def _top(held: LinkView, holder: Claim) -> int:
 
 
 def _has_room(top: int) -> bool:
-    """Return whether there are enough priorities below the holder's that no other claim uses.
-
-    There are none below that of a link which was never raised, since RabbitMQ takes none below 0 before 4.3.
-    """
+    """Return whether there are enough priorities below the holder's that nobody else uses; none if it is not known."""
     return top % LEVELS > 2 * WAITING_FROM
 
 
@@ -442,7 +439,7 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
         return None, f"a member that has left has yet to ack {case.left_unacked} of its messages"
     if (case.target, case.shard) in view.next_in_line and view.claims.is_given_up(case.shard):
         return Act.CLAIM, "it was the next in line"
-    if case.others_at > left_at and now < max(vacant_since, left_at) + CLAIMED_WITHIN:
+    if case.others_at > max(left_at, now - CLAIMED_WITHIN):
         return None, "the broker delivers to another member, which is to claim it first"
     lost_after = 0.0 if view.claims.is_given_up(case.shard) else view.lost_after.get(case.shard, 0.0)
     has_moved_on = max(case.link.delivered_at, case.others_at) > left_at

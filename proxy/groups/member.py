@@ -125,7 +125,7 @@ class Actions(Protocol):
     """The session of a member, as the groups use it; every function returns at once, on the event loop."""
 
     def start(self, member: Member, shards: list[str]) -> None:
-        """Let a member that asked to join begin: open a link of priority 0 to each shard."""
+        """Let a member that asked to join begin: open a link of the lowest priority to each shard."""
 
     def refuse(self, member: Member, code: int, text: str) -> None:
         """Close the client's channel, since the member cannot join."""
@@ -133,6 +133,7 @@ class Actions(Protocol):
     def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
         """Open a link, or a probe, to a shard with this priority; end the older link to it, if there is one.
 
+        A priority of 0 stands for one that is below those of all present members.
         Nothing happens where the member has ended, or where its link holds unacked messages.
         """
 
@@ -146,7 +147,7 @@ class Actions(Protocol):
         """End a member's link once the client has acked what it has got; until then it gets no more by that link."""
 
     def release(self, member: Member, shard: str) -> None:
-        """End a member's links to a shard even if messages are unacked, and then open one of priority 0."""
+        """End a member's links to a shard even if messages are unacked, and then open one of the lowest priority."""
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds.

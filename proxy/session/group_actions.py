@@ -34,7 +34,7 @@ class GroupActions:
         return consumer
 
     def start(self, member: Member, shards: list[str]) -> None:
-        """Let a member that asked to join begin: open a link of priority 0 to each shard."""
+        """Let a member that asked to join begin: open a link of the lowest priority to each shard."""
         c, consumer = self._connection, self._consumer(member)
         if consumer is None or c.consuming is None:
             return
@@ -82,7 +82,7 @@ class GroupActions:
             self._then()
 
     def release(self, member: Member, shard: str) -> None:
-        """End a member's links to a shard even if messages are unacked, and then open one of priority 0."""
+        """End a member's links to a shard even if messages are unacked, and then open one of the lowest priority."""
         if (consumer := self._consumer(member)) is not None:
             links.release(self._connection, consumer, shard)
             self._then()

@@ -4,6 +4,9 @@ A link always ends by a bare channel.close: the broker then puts what is not ack
 basic.cancel with messages unacked the next consumer would get later messages first (measured: 50-99 before 0-49).
 """
 
+import time
+
+from proxy.groups.claims import lowest
 from proxy.groups.member import Link, LinkState
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
@@ -111,7 +114,7 @@ def hand_over(c: Connection, consumer: Consumer, shard: str) -> None:
 
 
 def release(c: Connection, consumer: Consumer, shard: str) -> None:
-    """End a member's links to a shard even if messages are unacked, and open one of priority 0."""
+    """End a member's links to a shard even if messages are unacked, and open one of the lowest priority."""
     if not c.running:
         return
     consuming_of(c).wanted.pop((consumer, shard), None)
@@ -144,8 +147,12 @@ def _channel_of(c: Connection, link: Link) -> HiddenChannel | None:
 
 
 def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe: bool) -> Link | None:
-    """Open a link and return it; while there is no room for it, return None and have it opened later."""
+    """Open a link and return it; while there is no room for it, return None and have it opened later.
+
+    A priority of 0 stands for one below those of all present members.
+    """
     consuming, member = consuming_of(c), consumer.member
+    priority = priority or lowest(time.time())
     if not consuming.has_room:
         wanted = consuming.wanted
         before, _ = wanted.get((consumer, shard), (priority, is_probe))

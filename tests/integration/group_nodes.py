@@ -13,6 +13,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from yarl import URL
 
+from proxy.groups.claims import lowest
 from proxy.groups.groups import Groups
 from proxy.groups.member import Link, LinkState, Member
 from proxy.groups.membership import Connect
@@ -70,7 +71,7 @@ class MemberSession:
         before = member.links.get(shard)
         if before is not None and before.unacked:
             return
-        link = member.links[shard] = Link(member, shard, 0, priority, time.monotonic())
+        link = member.links[shard] = Link(member, shard, 0, priority or lowest(time.time()), time.monotonic())
         link.is_probe = is_probe
         self._begin(link, before)
 
@@ -81,18 +82,17 @@ class MemberSession:
         link = member.links.pop(shard)
         link.state = LinkState.LEAVING
         member.leaving.append(link)
-        self._openings[link] = asyncio.create_task(self._end_settled(link))
+        if not link.unacked:
+            self._openings[link] = asyncio.create_task(self._end(link))
 
-    async def _end_settled(self, link: Link) -> None:
-        while link.unacked:
-            await asyncio.sleep(0.01)
+    async def _end(self, link: Link) -> None:
         link.state = LinkState.CLOSING
         await self._channels.pop(link).close()
         link.state = LinkState.ENDED
 
     def release(self, member: Member, shard: str) -> None:
         before = member.links.pop(shard)
-        link = member.links[shard] = Link(member, shard, 0, 0)
+        link = member.links[shard] = Link(member, shard, 0, lowest(time.time()))
         self._begin(link, before)
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
@@ -134,6 +134,8 @@ class MemberSession:
                 link.unacked -= 1
                 times.pop(0)
                 await message.ack()
+                if link.state == LinkState.LEAVING and not link.unacked:
+                    await self._end(link)
 
     async def close(self) -> None:
         for task in self._openings.values():

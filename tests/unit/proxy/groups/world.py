@@ -7,7 +7,7 @@ from collections import Counter
 from random import Random
 
 from proxy.groups.beat import decode, encode
-from proxy.groups.claims import priority
+from proxy.groups.claims import lowest, priority
 from proxy.groups.group import Act
 from proxy.groups.member import Link, LinkState, Member
 from proxy.groups.state import GroupState
@@ -126,7 +126,7 @@ class Sidecar:
 
     def subscribe(self, member: Member, shard: str, link_priority: int, *, is_probe: bool = False) -> None:
         before = member.links.pop(shard, None)
-        link = member.links[shard] = Link(member, shard, 0, link_priority, self.world.now)
+        link = member.links[shard] = Link(member, shard, 0, link_priority or lowest(self.world.now), self.world.now)
         link.state, link.is_probe = (LinkState.PROBING if is_probe else LinkState.OPEN), is_probe
         self.world.shards[shard].subscribe(link)
         if before is not None:

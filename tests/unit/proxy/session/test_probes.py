@@ -17,15 +17,15 @@ OPENS = [(20, 10), (60, 10), (60, 20)]
 
 
 def probing(hidden: int = 20, **more: object) -> tuple[Grouping, Member, int]:
-    """A member of priority 0 whose link to its only shard has become a probe; its hidden channel."""
+    """A member of priority 5 whose link to its only shard has become a probe; its hidden channel."""
     wire = Grouping(hidden)
     member = wire.join(["q1"], **more)  # type: ignore[arg-type]
-    wire.actions.subscribe(member, "q1", 0, is_probe=True)
+    wire.actions.subscribe(member, "q1", 5, is_probe=True)
     sent = wire.frames()
     number = member.links["q1"].channel
     assert [(each.channel, each.id) for each in sent[:3]] == [(number, each) for each in OPENS]
     assert sent[1].payload[-3:-1] == b"\0\1"  # its prefetch
-    assert sent[2].payload.endswith(bytes(8))  # its priority
+    assert sent[2].payload.endswith(bytes([*bytes(7), 5]))  # its priority
     wire.both(opened(number) + closed(A))
     return wire, member, number
 
@@ -36,7 +36,7 @@ def widened(wire: Grouping, member: Member, sent: bytes) -> int:
     frames = split(sent)
     assert [(each.channel, each.id) for each in frames] == [(number, each) for each in OPENS]
     assert frames[1].payload[-3:-1] == (200).to_bytes(2, "big")
-    assert frames[2].payload.endswith(b"\0\0\0\0\0\0\0\1")
+    assert frames[2].payload.endswith(b"\0\0\0\0\0\0\0\6")
     return number
 
 
@@ -79,7 +79,7 @@ def test_the_answer_to_a_redelivered_message_waits_until_the_groups_say_that_it_
     assert (link.unacked, bool(link.withheld)) == (0, True)
     # Neither a raise nor another probe takes its place: its end would put the message behind others that come back.
     wire.actions.subscribe(member, "q1", 80)
-    wire.actions.subscribe(member, "q1", 0, is_probe=True)
+    wire.actions.subscribe(member, "q1", 5, is_probe=True)
     assert wire.to_broker() == b""
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
@@ -186,7 +186,7 @@ def test_a_probe_and_the_link_in_its_place_wait_for_a_free_number() -> None:
     wire.actions.subscribe(member, "q2", 0)
     wire.to_broker()
     wire.both(opened(member.links["q2"].channel))
-    wire.actions.subscribe(member, "q1", 0, is_probe=True)
+    wire.actions.subscribe(member, "q1", 5, is_probe=True)
     assert wire.to_broker() == b""
     wire.both(close_channel(member.links["q2"].channel, 404, b"NOT_FOUND", (0, 0)))
     assert member.links["q1"].is_probe
@@ -208,7 +208,7 @@ def test_a_probe_without_acks_is_an_ordinary_link() -> None:
     """RabbitMQ counts a message as acked once it is sent, whatever the prefetch."""
     wire = Grouping()
     member = wire.join(["q1"], no_ack=True)
-    wire.actions.subscribe(member, "q1", 0, is_probe=True)
+    wire.actions.subscribe(member, "q1", 5, is_probe=True)
     number = member.links["q1"].channel
     wire.to_broker()
     wire.both(opened(number) + made(A, commands.Basic.CancelOk("c")) + closed(A))
