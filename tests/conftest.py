@@ -10,11 +10,14 @@ from tests.certificates import Authority
 
 # A slow machine is no failure.
 settings.register_profile("ringproxy", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("ringproxy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ends the run where not those modules would be tested that it is for: a build's, where that comes first."""
+    """Draws fewer examples where what takes long is left out. A run of a build's modules that are others ends here."""
+    if "not long" in config.getoption("markexpr"):
+        settings.load_profile("quick")
     places: list[Path] = config.getini("pythonpath")
     wanted = "python" if places[0] == config.rootpath else "compiled"
     if kind() != wanted:

@@ -1,5 +1,6 @@
 """The Prometheus alerts: each fires on what it should and on nothing else, and has its section in the runbook."""
 
+import functools
 import http.client
 import json
 import re
@@ -31,6 +32,11 @@ def promtool(*arguments: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@functools.cache
+def cases() -> list[dict[str, Any]]:
+    return [case for group in yaml.safe_load(CASES.read_text())["tests"] for case in group["alert_rule_test"]]
 
 
 def named(alert: dict[str, Any]) -> str:
@@ -83,8 +89,8 @@ def test_the_rule_of_the_runbook_on_rabbitmqs_own_metrics_fires_as_it_should(tmp
             {"alertname": "ShardWithoutConsumer", "eval_time": "7m", "exp_alerts": [fired]},
         ],
     }
-    cases = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
-    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(cases))
+    tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(tests))
     assert "SUCCESS" in promtool("test", "rules", tmp_path / "cases.yaml")
 
 
@@ -94,8 +100,7 @@ def test_the_alerts_fire_as_they_should() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
 def test_every_alert_is_tried_where_it_fires_and_where_it_does_not(alert: dict[str, Any]) -> None:
-    cases = [case for group in yaml.safe_load(CASES.read_text())["tests"] for case in group["alert_rule_test"]]
-    assert {bool(case["exp_alerts"]) for case in cases if case["alertname"] == alert["alert"]} == {True, False}
+    assert {bool(case["exp_alerts"]) for case in cases() if case["alertname"] == alert["alert"]} == {True, False}
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
@@ -120,8 +125,7 @@ def test_the_list_of_alerts_is_whole_and_has_their_severities_and_sections() -> 
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
 def test_no_alert_is_one_for_each_sidecar(alert: dict[str, Any]) -> None:
     """An outage that all the sidecars of a job see is one alert of it, whatever else tells alerts apart."""
-    cases = [case for group in yaml.safe_load(CASES.read_text())["tests"] for case in group["alert_rule_test"]]
-    fired = [one for case in cases if case["alertname"] == alert["alert"] for one in case["exp_alerts"]]
+    fired = [one for case in cases() if case["alertname"] == alert["alert"] for one in case["exp_alerts"]]
     assert fired
     for one in fired:
         assert "instance" not in one["exp_labels"]

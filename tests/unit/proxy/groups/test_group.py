@@ -70,7 +70,9 @@ def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
         # Nobody holds it any more since 95.
         pytest.param(LinkView(96), None, None, CLAIM, "already", id="vacant, and delivered to me since"),
         pytest.param(LinkView(94), None, None, RAISE, "raised", id="vacant, and delivered to me before"),
-        pytest.param(LinkView(96), LinkView(97), None, RAISE, "raised", id="vacant, and delivered to the other later"),
+        pytest.param(
+            LinkView(96), LinkView(97), None, None, "claim it first", id="vacant, and delivered to the other later"
+        ),
         pytest.param(LinkView(), None, None, RAISE, "raised", id="vacant, and delivered to nobody"),
         pytest.param(LinkView(94, unacked=2), None, None, None, "2 unacked", id="vacant, and I hold messages"),
         pytest.param(LinkView(is_open=False), None, None, None, "opened", id="vacant, and my link is not open yet"),
