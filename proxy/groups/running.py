@@ -11,8 +11,8 @@ from typing import Final
 from proxy.groups import exactness
 from proxy.groups.beat import Beat, BeatError, OtherVersionError, decode, encode
 from proxy.groups.claims import priority
+from proxy.groups.decision import Act, Step
 from proxy.groups.exactness import Exactness, Shard
-from proxy.groups.group import Act, Step
 from proxy.groups.member import Actions, Link, Member
 from proxy.groups.membership import Membership
 from proxy.groups.state import GroupState

@@ -6,9 +6,11 @@ from typing import Final, NamedTuple
 
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import Claims
-from proxy.groups.group import HEAL, Act, Decision, LinkView, MemberView, Step, View, decide, followers, is_raised
+from proxy.groups.decision import HEAL, Act, Decision, Step, decide
+from proxy.groups.followers import followers
 from proxy.groups.member import Link, Member
 from proxy.groups.peers import Peers
+from proxy.groups.view import LinkView, MemberView, View, is_raised
 
 CALM: Final = 0.3
 """Seconds without a further change before changes are acted upon, so that many changes lead to one decision."""

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import MOST_KNOWN, priority
-from proxy.groups.group import LOST_MARGIN, Act
+from proxy.groups.decision import LOST_MARGIN, Act
 from proxy.groups.member import QUIET, Link, LinkState, Member
 from proxy.groups.peers import OTHER_VERSION
 from proxy.groups.state import (

@@ -8,7 +8,7 @@ from random import Random
 
 from proxy.groups.beat import decode, encode
 from proxy.groups.claims import lowest, priority
-from proxy.groups.group import Act
+from proxy.groups.decision import Act
 from proxy.groups.member import Link, LinkState, Member
 from proxy.groups.state import GroupState
 

@@ -5,26 +5,21 @@ from dataclasses import replace
 import pytest
 
 from proxy.groups.claims import LEVELS, Claims, priority
-from proxy.groups.group import (
+from proxy.groups.decision import (
     CLAIMED_WITHIN,
     EVIDENCE,
     HANDED_OVER_WITHIN,
     HEAL,
     LOST_MARGIN,
-    SILENCE,
-    WAITING_BELOW,
-    WAITING_FROM,
     Act,
     Decision,
-    LinkView,
-    MemberView,
     Move,
     Step,
-    View,
     decide,
-    followers,
 )
+from proxy.groups.followers import SILENCE, WAITING_BELOW, followers
 from proxy.groups.member import QUIET
+from proxy.groups.view import WAITING_FROM, LinkView, MemberView, View
 
 NOW = 100.0
 RAISE, CLAIM, SUBSCRIBE = Act.RAISE, Act.CLAIM, Act.SUBSCRIBE

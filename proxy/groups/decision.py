@@ -3,14 +3,14 @@
 `decide` is a pure function. Each sidecar calls it with its own view of the group and acts for its own members only.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
-from proxy.groups.claims import LEVELS, Claim, Claims, priority
-from proxy.groups.member import QUIET
+from proxy.groups.claims import Claim
+from proxy.groups.view import Links, LinkView, View, busy, has_room, held_unacked, link_to, top_of
 
 EVIDENCE: Final = 1.0
 """Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
@@ -24,99 +24,8 @@ CLAIMED_WITHIN: Final = 5.0
 HANDED_OVER_WITHIN: Final = 10.0
 """Seconds after which a shard is raised all the same whose holder does not begin to hand it over."""
 
-WAITING_BELOW: Final = 32
-"""How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
-
-WAITING_FROM: Final = 64
-"""How much lower than the holder's the priority of links that wait may get, as shards are handed on, until they follow.
-"""
-
 HEAL: Final = 5.0
 """Seconds after a claim in which deliveries to other members do not count: they may precede the takeover."""
-
-SILENCE: Final = 2.0
-"""The least seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until
-probes take the place of the shard's links."""
-
-
-class LinkView(NamedTuple):
-    """One member's link to one shard, as this sidecar knows it."""
-
-    delivered_at: float = 0.0
-    """When the member last got a delivery of the shard, in monotonic seconds; 0 for never."""
-    unacked: int = 0
-    is_open: bool = True
-    """Whether the broker has confirmed the link's consumer."""
-    priority: int = 0
-    """The x-priority of the link. For another sidecar's member it is 0 unless it holds the shard, or is to hold it."""
-    is_probe: bool = False
-    hands_over: bool = False
-    """Whether the member holds the shard and gives it up."""
-    opened_at: float = 0.0
-    """When the link was opened, in monotonic seconds; 0 for another sidecar's member."""
-
-
-@dataclass(frozen=True)
-class MemberView:
-    """One member of a group, as this sidecar knows it."""
-
-    is_local: bool
-    """Whether the member's client is connected to this sidecar."""
-    links: Mapping[str, LinkView]
-    """The member's links by shard; for another sidecar's member only the links that its beats name."""
-    is_stalled: bool = False
-    """Whether the member has lately lost a shard since its client did not ack; while others live, it gets none."""
-    no_ack: bool = False
-    """Whether the member consumes without acks. Then it can have no probe."""
-
-
-@dataclass(frozen=True)
-class View:
-    """What one sidecar knows of a group at one time."""
-
-    members: Mapping[str, MemberView]
-    """All living members, by id."""
-    shards: Sequence[str]
-    """The shards to assign, the same in all sidecars: those of the ring, and all others that members claim."""
-    claims: Claims
-    leaving: Mapping[str, MemberView] = field(default_factory=dict)
-    """The members that have left and whose clients still hold messages, by id, with the links of these messages."""
-    hears: bool = True
-    """Whether this sidecar hears the other sidecars of the group, and so knows all members. If it does not, it claims
-    nothing, since it could take shards from members that it does not know of."""
-    unmovable: Mapping[str, str] = field(default_factory=dict)
-    """The shards that a higher x-priority does not move to another member, each with the reason."""
-    not_before: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By member id and shard, when the member may subscribe again after its link has ended, in monotonic seconds."""
-    wedged: Set[str] = frozenset()
-    """The shards that have ready messages, nothing unacked, and nobody to whom RabbitMQ delivers."""
-    foreign: Set[str] = frozenset()
-    """The shards that this sidecar has never seen in the ring, so that none of its members may consume them."""
-    not_raised_before: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By member id and shard whose last raise had no effect, when the member may raise it again, in monotonic seconds.
-    """
-    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By member and shard, why the broker refuses the link."""
-    lost_after: Mapping[str, float] = field(default_factory=dict)
-    """The seconds for which RabbitMQ waits for a shard's consumer if its node is lost; 0 where it does not wait."""
-    keeps: Set[str] = frozenset()
-    """The shards of which RabbitMQ may keep a consumer that is gone: quorum queues, from 4.3 on."""
-    probed_from: Mapping[str, float] = field(default_factory=dict)
-    """By shard of which a delivery is known, the time in monotonic seconds before which it needs no probe, as RabbitMQ
-    cannot have taken anything back yet from a consumer that it keeps."""
-    every: float = 0.0
-    """Seconds between the beats of a sidecar, so as long may pass until this one knows what another one's members hold.
-    """
-    next_in_line: Set[tuple[str, str]] = frozenset()
-    """`Decision.next_in_line` of the last decision."""
-    least_epoch: int = 0
-    """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a group that begins
-    anew raises above the consumers that RabbitMQ has kept of an earlier one, unless this machine's clock is behind
-    those of that group's sidecars."""
-
-    def next_epoch(self, shard: str) -> int:
-        """Return the epoch of a claim to a shard that is made now."""
-        return max(self.claims.epoch(shard) + 1, self.least_epoch)
 
 
 class Act(Enum):
@@ -173,10 +82,6 @@ class Decision:
     """
 
 
-_Links = dict[str, list[tuple[str, LinkView]]]
-"""Some links by shard, each with the id of its member."""
-
-
 class _Case(NamedTuple):
     """One shard, and the member of this sidecar that it should belong to."""
 
@@ -210,12 +115,14 @@ def decide(view: View, now: float) -> Decision:
         for shard in consumed
         if shard not in seen.links and view.not_before.get((member, shard), now) <= now
     ]
-    links = _busy(view)
+    links = busy(view)
     for shard, target in decision.targets.items():
         holder = view.claims.holder(shard)
         act, why = _look(view, links, shard, holder, target, now)
         if act is not None:
-            is_probe = any(_link(view, member, shard).is_probe for member in (target, holder.member if holder else ""))
+            is_probe = any(
+                link_to(view, member, shard).is_probe for member in (target, holder.member if holder else "")
+            )
             decision.steps.append(Step(act, target, shard, view.next_epoch(shard), is_probe=is_probe))
         elif holder is not None and _may_hand_over(view, shard, holder, target):
             decision.steps.append(Step(Act.HAND_OVER, holder.member, shard))
@@ -225,83 +132,11 @@ def decide(view: View, now: float) -> Decision:
             decision.next_in_line.add((target, shard))
         if holder is None or holder.member != target:
             decision.moves.append(Move(shard, holder.member if holder else "", target, why))
-        elif (holds := _unacked(links, shard, target)) is not None:
+        elif (holds := held_unacked(links, shard, target)) is not None:
             decision.moves.append(
                 Move(shard, holds[1], target, f"the old member has yet to ack {holds[0]} of its messages")
             )
     return decision
-
-
-def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
-    """Return steps that replace links: waiting ones so that each has the right priority, and all by probes or back.
-
-    `targets` has the member that each shard should belong to. If it is not the holder, it is to be the next in line: it
-    has the highest priority below that of the holder. Once the holder hands the shard over, RabbitMQ makes it active.
-    The others wait below it.
-
-    RabbitMQ 4.3 keeps a consumer whose channel ends while it gives way to another one, with the priority that it had,
-    which is lower than the new holder's. It must not be the next one that the broker chooses. So this is due as soon as
-    a shard is raised, and does not wait until the raise has come through. A link that has got a message is left alone
-    until it has been silent for QUIET, since messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard
-    whose old consumer has sent back the last that it held, until that consumer ends.
-
-    If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
-    or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
-    first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
-    become probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced
-    once the holder gets messages as usual.
-
-    There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
-    all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that
-    it held would go behind the others.
-    """
-    steps: list[Step] = []
-    links = _busy(view)
-    local = [(member, seen) for member, seen in view.members.items() if seen.is_local]
-    for shard in view.shards:
-        holder = view.claims.holder(shard)
-        if holder is None or holder.member not in view.members or shard in view.unmovable or shard in view.foreign:
-            continue
-        held = _link(view, holder.member, shard)
-        is_silent = _is_silent(view, links, shard, holder, now)
-        flows = held.delivered_at > holder.since and not held.is_probe
-        for member, seen in local:
-            link = seen.links.get(shard)
-            if link is None or not link.is_open or link.unacked or link.delivered_at > now - QUIET:
-                continue
-            level = link.priority
-            if member != holder.member:
-                level = _level(link.priority, _top(held, holder), is_next=targets.get(shard) == member)
-            is_probe = not seen.no_ack and (is_silent or held.is_probe or (link.is_probe and not flows))
-            if (level, is_probe) != (link.priority, link.is_probe):
-                steps.append(Step(Act.SUBSCRIBE, member, shard, priority=level, is_probe=is_probe))
-    return steps
-
-
-def is_raised(view: View, shard: str, claim: Claim) -> bool:
-    """Return whether RabbitMQ has been told of a claim to a shard, by a link of its priority, as far as is known."""
-    return _link(view, claim.member, shard).priority >= priority(claim.epoch, claim.member)
-
-
-def _top(held: LinkView, holder: Claim) -> int:
-    """Return the priority below which all other links to a shard wait."""
-    return min(held.priority, priority(holder.epoch, holder.member))
-
-
-def _has_room(top: int) -> bool:
-    """Return whether there are enough priorities below the holder's that nobody else uses; none if it is not known."""
-    return top % LEVELS > 2 * WAITING_FROM
-
-
-def _level(present: int, top: int, *, is_next: bool) -> int:
-    """Return the priority that a link which waits should have; one above the holder's may get messages, and stays."""
-    if present > top:
-        return present
-    if not _has_room(top):
-        return max(present, top - 1)
-    if is_next:
-        return top - 1
-    return present if top - WAITING_FROM <= present < top - 1 else top - WAITING_BELOW
 
 
 def _may_hand_over(view: View, shard: str, holder: Claim, target: str) -> bool:
@@ -309,16 +144,16 @@ def _may_hand_over(view: View, shard: str, holder: Claim, target: str) -> bool:
     member = view.members.get(holder.member)
     if member is None or not member.is_local or not view.hears or shard in view.unmovable or holder.member == target:
         return False
-    held, its = _link(view, holder.member, shard), _link(view, target, shard)
-    is_ready = its.is_open and its.priority == _top(held, holder) - 1
+    held, its = link_to(view, holder.member, shard), link_to(view, target, shard)
+    is_ready = its.is_open and its.priority == top_of(held, holder) - 1
     return is_ready and held.is_open and not held.hands_over and not _has_old(held, holder)
 
 
 def _is_next(view: View, shard: str, holder: Claim | None, target: str) -> bool:
     if holder is None:
         return (target, shard) in view.next_in_line
-    its = _link(view, target, shard)
-    return view.members[target].is_local and its.priority == _top(_link(view, holder.member, shard), holder) - 1
+    its = link_to(view, target, shard)
+    return view.members[target].is_local and its.priority == top_of(link_to(view, holder.member, shard), holder) - 1
 
 
 def _has_old(held: LinkView, holder: Claim) -> bool:
@@ -326,43 +161,7 @@ def _has_old(held: LinkView, holder: Claim) -> bool:
     return held.is_probe and held.delivered_at > holder.since
 
 
-def _is_silent(view: View, links: _Links, shard: str, holder: Claim, now: float) -> bool:
-    """Return whether a shard was raised for its holder, who has got nothing, and nobody holds messages of it."""
-    member, held = view.members[holder.member], _link(view, holder.member, shard)
-    was_raised = held.priority == priority(holder.epoch, holder.member)
-    # What another sidecar's member holds is known with the second beat, at the latest.
-    is_new = now < max(holder.since + max(SILENCE, 2 * view.every), view.probed_from.get(shard, 0.0))
-    if member.no_ack or not was_raised or shard not in view.keeps or is_new:
-        return False
-    return held.delivered_at <= holder.since and _unacked(links, shard, "") is None
-
-
-def _link(view: View, member_id: str, shard: str) -> LinkView:
-    """Return a member's link to a shard; one that has never got anything if there is none, or no such member."""
-    member = view.members.get(member_id)
-    return member.links.get(shard, LinkView()) if member is not None else LinkView()
-
-
-def _busy(view: View) -> _Links:
-    """Return the links that have had deliveries or hold messages, by shard, with the ids of their members.
-
-    Members that have left are among them.
-    """
-    found: _Links = {}
-    for member, seen in (*view.members.items(), *view.leaving.items()):
-        for shard, link in seen.links.items():
-            if link.delivered_at or link.unacked:
-                found.setdefault(shard, []).append((member, link))
-    return found
-
-
-def _unacked(links: _Links, shard: str, besides: str) -> tuple[int, str] | None:
-    """Return the most messages of a shard that another member holds unacked, and its id; None if none holds any."""
-    found = [(link.unacked, member) for member, link in links.get(shard, ()) if member != besides and link.unacked]
-    return max(found, default=None)
-
-
-def _active(view: View, links: _Links, shard: str, holder: Claim | None) -> str | None:
+def _active(view: View, links: Links, shard: str, holder: Claim | None) -> str | None:
     """Return the member of this sidecar that the broker has chosen for a shard that cannot be moved.
 
     It is None where that member holds the shard already, or is another sidecar's, or is not known.
@@ -376,7 +175,7 @@ def _active(view: View, links: _Links, shard: str, holder: Claim | None) -> str 
 
 
 def _look(
-    view: View, links: _Links, shard: str, holder: Claim | None, target: str, now: float
+    view: View, links: Links, shard: str, holder: Claim | None, target: str, now: float
 ) -> tuple[Act | None, str]:
     """Return the step that a member takes for a shard that should be its own, if any, and the reason in words."""
     if not view.hears:
@@ -407,14 +206,14 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
 
     RabbitMQ 4.3 would keep the holder's consumer if its channel ended while it gives way to a higher priority.
     """
-    held = _link(view, holder.member, case.shard)
-    if holder.member not in view.members or case.shard in view.unmovable or not _has_room(_top(held, holder)):
+    held = link_to(view, holder.member, case.shard)
+    if holder.member not in view.members or case.shard in view.unmovable or not has_room(top_of(held, holder)):
         return _raise(view, case, now)
     if _has_old(held, holder):
         return None, "RabbitMQ may have kept a consumer that is gone, for whose messages the old member waits"
     if held.hands_over:
         return None, f"the old member has yet to ack {held.unacked} of its messages"
-    if case.link.priority != _top(held, holder) - 1:
+    if case.link.priority != top_of(held, holder) - 1:
         return None, "it is to be the next in line"
     if now < case.link.opened_at + HANDED_OVER_WITHIN:
         return None, "the old member is to hand it over"

@@ -1,0 +1,84 @@
+"""The links that wait for a shard: who is next in line, and when all of them are probes. No I/O."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from proxy.groups.claims import Claim, priority
+from proxy.groups.decision import Act, Step
+from proxy.groups.member import QUIET
+from proxy.groups.view import WAITING_FROM, Links, View, busy, has_room, held_unacked, link_to, top_of
+
+WAITING_BELOW: Final = 32
+"""How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
+
+SILENCE: Final = 2.0
+"""The least seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until
+probes take the place of the shard's links."""
+
+
+def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
+    """Return steps that replace links: waiting ones so that each has the right priority, and all by probes or back.
+
+    `targets` has the member that each shard should belong to. If it is not the holder, it is to be the next in line: it
+    has the highest priority below that of the holder. Once the holder hands the shard over, RabbitMQ makes it active.
+    The others wait below it.
+
+    RabbitMQ 4.3 keeps a consumer whose channel ends while it gives way to another one, with the priority that it had,
+    which is lower than the new holder's. It must not be the next one that the broker chooses. So this is due as soon as
+    a shard is raised, and does not wait until the raise has come through. A link that has got a message is left alone
+    until it has been silent for QUIET, since messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard
+    whose old consumer has sent back the last that it held, until that consumer ends.
+
+    If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
+    or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
+    first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
+    become probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced
+    once the holder gets messages as usual.
+
+    There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
+    all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that
+    it held would go behind the others.
+    """
+    steps: list[Step] = []
+    links = busy(view)
+    local = [(member, seen) for member, seen in view.members.items() if seen.is_local]
+    for shard in view.shards:
+        holder = view.claims.holder(shard)
+        if holder is None or holder.member not in view.members or shard in view.unmovable or shard in view.foreign:
+            continue
+        held = link_to(view, holder.member, shard)
+        is_silent = _is_silent(view, links, shard, holder, now)
+        flows = held.delivered_at > holder.since and not held.is_probe
+        for member, seen in local:
+            link = seen.links.get(shard)
+            if link is None or not link.is_open or link.unacked or link.delivered_at > now - QUIET:
+                continue
+            level = link.priority
+            if member != holder.member:
+                level = _level(link.priority, top_of(held, holder), is_next=targets.get(shard) == member)
+            is_probe = not seen.no_ack and (is_silent or held.is_probe or (link.is_probe and not flows))
+            if (level, is_probe) != (link.priority, link.is_probe):
+                steps.append(Step(Act.SUBSCRIBE, member, shard, priority=level, is_probe=is_probe))
+    return steps
+
+
+def _level(present: int, top: int, *, is_next: bool) -> int:
+    """Return the priority that a link which waits should have; one above the holder's may get messages, and stays."""
+    if present > top:
+        return present
+    if not has_room(top):
+        return max(present, top - 1)
+    if is_next:
+        return top - 1
+    return present if top - WAITING_FROM <= present < top - 1 else top - WAITING_BELOW
+
+
+def _is_silent(view: View, links: Links, shard: str, holder: Claim, now: float) -> bool:
+    """Return whether a shard was raised for its holder, who has got nothing, and nobody holds messages of it."""
+    member, held = view.members[holder.member], link_to(view, holder.member, shard)
+    was_raised = held.priority == priority(holder.epoch, holder.member)
+    # What another sidecar's member holds is known with the second beat, at the latest.
+    is_new = now < max(holder.since + max(SILENCE, 2 * view.every), view.probed_from.get(shard, 0.0))
+    if member.no_ack or not was_raised or shard not in view.keeps or is_new:
+        return False
+    return held.delivered_at <= holder.since and held_unacked(links, shard, "") is None
