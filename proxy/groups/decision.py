@@ -75,10 +75,9 @@ class Decision:
     """The member that each shard should belong to."""
     steps: list[Step] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    next_in_line: set[tuple[str, str]] = field(default_factory=set)
-    """By member and shard, the members of this sidecar that RabbitMQ makes active once the holder's link has ended.
-
-    They stay so while nobody is known to hold the shard.
+    next_in_line: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By member and shard, the members of this sidecar that RabbitMQ makes active once the holder's link has ended, and
+    since when, in monotonic seconds. They stay so while nobody is known to hold the shard.
     """
 
 
@@ -128,8 +127,8 @@ def decide(view: View, now: float) -> Decision:
             decision.steps.append(Step(Act.HAND_OVER, holder.member, shard))
         elif view.hears and (active := _active(view, links, shard, holder)) is not None:
             decision.steps.append(Step(Act.CLAIM, active, shard, view.next_epoch(shard)))
-        if _is_next(view, shard, holder, target):
-            decision.next_in_line.add((target, shard))
+        if (since := _next_since(view, shard, holder, target, now)) is not None:
+            decision.next_in_line[target, shard] = since
         if holder is None or holder.member != target:
             decision.moves.append(Move(shard, holder.member if holder else "", target, why))
         elif (holds := held_unacked(links, shard, target)) is not None:
@@ -149,11 +148,15 @@ def _may_hand_over(view: View, shard: str, holder: Claim, target: str) -> bool:
     return is_ready and held.is_open and not held.hands_over and not _has_old(held, holder)
 
 
-def _is_next(view: View, shard: str, holder: Claim | None, target: str) -> bool:
+def _next_since(view: View, shard: str, holder: Claim | None, target: str, now: float) -> float | None:
+    """Return since when a member of this sidecar is next in line for a shard; None if it is not."""
+    since = view.next_in_line.get((target, shard))
     if holder is None:
-        return (target, shard) in view.next_in_line
+        return since
     its = link_to(view, target, shard)
-    return view.members[target].is_local and its.priority == top_of(link_to(view, holder.member, shard), holder) - 1
+    if not view.members[target].is_local or its.priority != top_of(link_to(view, holder.member, shard), holder) - 1:
+        return None
+    return since if since is not None and since >= holder.since else now
 
 
 def _has_old(held: LinkView, holder: Claim) -> bool:
@@ -215,7 +218,8 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
         return None, f"the old member has yet to ack {held.unacked} of its messages"
     if case.link.priority != top_of(held, holder) - 1:
         return None, "it is to be the next in line"
-    if now < case.link.opened_at + HANDED_OVER_WITHIN:
+    since = view.next_in_line.get((case.target, case.shard), now)
+    if now < max(since, holder.since) + HANDED_OVER_WITHIN:
         return None, "the old member is to hand it over"
     return _raise(view, case, now)
 

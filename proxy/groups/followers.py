@@ -12,8 +12,8 @@ WAITING_BELOW: Final = 32
 """How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
 
 SILENCE: Final = 2.0
-"""The least seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until
-probes take the place of the shard's links."""
+"""The least seconds between a raise that brings nothing and a sight of unacked messages which nobody is known to hold,
+so that probes take the place of the shard's links."""
 
 
 def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
@@ -29,11 +29,11 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
     until it has been silent for QUIET, since messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard
     whose old consumer has sent back the last that it held, until that consumer ends.
 
-    If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
-    or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
-    first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
-    become probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced
-    once the holder gets messages as usual.
+    If a raise brings nothing, and the shard has unacked messages that nobody holds, RabbitMQ 4.3 waits for a consumer
+    that it has kept of a channel or node that is gone, until the consumer timeout. That runs for each message by
+    itself. So RabbitMQ takes back the first one alone, and would give the next consumer newer ones with it. A probe
+    gets the first one only. All links become probes, since the holder may be lost meanwhile, those of members that join
+    later as well. They are replaced once the holder gets messages as usual.
 
     There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
     all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that
@@ -74,11 +74,13 @@ def _level(present: int, top: int, *, is_next: bool) -> int:
 
 
 def _is_silent(view: View, links: Links, shard: str, holder: Claim, now: float) -> bool:
-    """Return whether a shard was raised for its holder, who has got nothing, and nobody holds messages of it."""
+    """Return whether a shard was raised for its holder, who has got nothing, and RabbitMQ shows unacked messages of it
+    that nobody holds.
+    """
     member, held = view.members[holder.member], link_to(view, holder.member, shard)
     was_raised = held.priority == priority(holder.epoch, holder.member)
     # What another sidecar's member holds is known with the second beat, at the latest.
-    is_new = now < max(holder.since + max(SILENCE, 2 * view.every), view.probed_from.get(shard, 0.0))
-    if member.no_ack or not was_raised or shard not in view.keeps or is_new:
+    is_new = view.kept_at.get(shard, 0.0) < holder.since + max(SILENCE, 2 * view.every)
+    if member.no_ack or not was_raised or is_new or now < view.probed_from.get(shard, 0.0):
         return False
     return held.delivered_at <= holder.since and held_unacked(links, shard, "") is None

@@ -400,7 +400,8 @@ class RunningGroup:
         before, self.exactness = self.exactness, seen
         self.state.unmovable = dict(seen.unmovable)
         self.state.lost_after = {name: shard.lost_after for name, shard in seen.shards.items()}
-        self.state.keeps = frozenset(name for name, shard in seen.shards.items() if shard.may_keep)
+        kept = {name: shard.read_at for name, shard in seen.shards.items() if shard.may_keep and shard.unacked}
+        self.state.kept_at = {name: read_at - STATISTICS for name, read_at in kept.items()}
         self._tell()
         where = self.name[1], self.name[0]
         for warning in set(seen.warnings) - set(before.warnings):

@@ -88,8 +88,8 @@ class GroupState:
         """The seconds for which each shard waits for a consumer whose node is lost, as far as that is read."""
         self.unmovable: dict[str, str] = {}
         """The shards that a higher x-priority does not move to another member, each with the reason."""
-        self.keeps: frozenset[str] = frozenset()
-        """The shards of which RabbitMQ may keep a consumer that is gone, as far as they are read."""
+        self.kept_at: dict[str, float] = {}
+        """See `View.kept_at`; of the shards that are read."""
         self.probes_after = 0.0
         """The seconds after a delivery of a shard before which it needs no probe."""
         self.wedged: frozenset[str] = frozenset()
@@ -442,7 +442,6 @@ class GroupState:
                 self._handing_over.get((member.id, shard), link.priority),
                 link.is_probe,
                 (member.id, shard) in self._handing_over,
-                link.opened_at,
             )
             for shard, link in member.links.items()
         }
@@ -501,7 +500,7 @@ class GroupState:
             hears=self.hears(now),
             unmovable=self.unmovable,
             lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
-            keeps=self.keeps,
+            kept_at=self.kept_at,
             probed_from={shard: at + self.probes_after for shard, at in self._flowed_at.items()},
             every=self.every,
             not_before={key: until for key, (until, _) in self._pauses.items()},

@@ -24,8 +24,6 @@ class LinkView(NamedTuple):
     is_probe: bool = False
     hands_over: bool = False
     """Whether the member holds the shard and gives it up."""
-    opened_at: float = 0.0
-    """When the link was opened, in monotonic seconds; 0 for another sidecar's member."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,16 @@ class View:
     """By member and shard, why the broker refuses the link."""
     lost_after: Mapping[str, float] = field(default_factory=dict)
     """The seconds for which RabbitMQ waits for a shard's consumer if its node is lost; 0 where it does not wait."""
-    keeps: Set[str] = frozenset()
-    """The shards of which RabbitMQ may keep a consumer that is gone: quorum queues, from 4.3 on."""
+    kept_at: Mapping[str, float] = field(default_factory=dict)
+    """The shards of which RabbitMQ may keep a consumer that is gone, and that have unacked messages: the last time, in
+    monotonic seconds, at which these were seen."""
     probed_from: Mapping[str, float] = field(default_factory=dict)
     """By shard of which a delivery is known, the time in monotonic seconds before which it needs no probe, as RabbitMQ
     cannot have taken anything back yet from a consumer that it keeps."""
     every: float = 0.0
     """Seconds between the beats of a sidecar, so as long may pass until this one knows what another one's members hold.
     """
-    next_in_line: Set[tuple[str, str]] = frozenset()
+    next_in_line: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """`Decision.next_in_line` of the last decision."""
     least_epoch: int = 0
     """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a group that begins

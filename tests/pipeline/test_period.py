@@ -156,7 +156,7 @@ def test_usage_takes_whole_hours_only(tmp_path: Path, capsys: pytest.CaptureFixt
         assert capsys.readouterr().err == f"pipeline usage: --from and --until {said}"
 
 
-@pytest.mark.parametrize("job", ["usage", "skew"])
+@pytest.mark.parametrize("job", ["usage", pytest.param("skew", marks=pytest.mark.long)])
 def test_a_time_without_records_is_told_and_nothing_is_written(
     spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_time_without_records_is_told_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("job", ["usage", "skew"])
+@pytest.mark.parametrize("job", [pytest.param("usage", marks=pytest.mark.long), "skew"])
 def test_a_journal_without_a_record_is_told_and_nothing_is_written(
     spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_batch_that_is_published_again_keeps_its_ring_while_its_queues_are_bou
     assert fingerprints == [ring_of({"q0": 1, "q1": 2}).fingerprint, now.fingerprint]
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away_between_two_batches_is_waited_for(
     run: Run, login: Login, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_commit_that_raises_ends_the_query_and_a_restart_publishes_the_batch_a
     assert came.duplicates == ROWS
 
 
+@pytest.mark.long
 def test_a_broker_that_is_gone_for_good_ends_the_query_and_a_restart_publishes_the_batch_again(
     publish: Publish, login: Login, vhost: VirtualHost, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_broker_that_is_gone_for_good_ends_the_query_and_a_restart_publishes_t
     assert came.duplicates > 0
 
 
+@pytest.mark.long
 def test_a_queue_deleted_meanwhile_ends_the_query_and_made_again_gets_all(
     publish: Publish, vhost: VirtualHost, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def test_a_queue_deleted_meanwhile_ends_the_query_and_made_again_gets_all(
     assert came.duplicates > 0
 
 
+@pytest.mark.long
 def test_a_deleted_commit_file_publishes_that_batch_again_under_the_same_ids(
     publish: Publish, vhost: VirtualHost, tmp_path: Path
 ) -> None:

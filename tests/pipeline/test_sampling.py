@@ -98,8 +98,17 @@ def coverage(
     return result
 
 
-@pytest.mark.parametrize("kind", ["equal", "geometric", "lognormal"])
-@pytest.mark.parametrize(("sample", "keys"), [(0.01, 30_000), (0.25, 3_000)])
+@pytest.mark.parametrize(
+    ("kind", "sample", "keys"),
+    [
+        ("equal", 0.01, 30_000),
+        ("geometric", 0.01, 30_000),
+        pytest.param("lognormal", 0.01, 30_000, marks=pytest.mark.long),
+        ("equal", 0.25, 3_000),
+        pytest.param("geometric", 0.25, 3_000, marks=pytest.mark.long),
+        pytest.param("lognormal", 0.25, 3_000, marks=pytest.mark.long),
+    ],
+)
 def test_intervals_have_the_truth_as_often_as_they_say(kind: str, sample: float, keys: int) -> None:
     found = coverage(kind, sample, keys)
     # 400 draws tell 0.95 to 0.011, so 0.915 to 0.985 is three standard errors of it.
@@ -116,10 +125,10 @@ def test_intervals_have_the_truth_as_often_as_they_say(kind: str, sample: float,
 @pytest.mark.parametrize(
     ("kind", "hot", "key", "greatest"),
     [
-        ("pareto", (0.3,), 0.845, 0.925),
+        pytest.param("pareto", (0.3,), 0.845, 0.925, marks=pytest.mark.long),
         ("pareto", (), 0.615, 0.29),
         ("zipf", (0.3,), 0.62, 0.7),
-        ("zipf", (), 0.255, 0.075),
+        pytest.param("zipf", (), 0.255, 0.075, marks=pytest.mark.long),
     ],
 )
 def test_intervals_miss_more_often_where_few_keys_have_most_of_the_messages(
@@ -133,8 +142,17 @@ def test_intervals_miss_more_often_where_few_keys_have_most_of_the_messages(
     assert found.total_bias < 1
 
 
-@pytest.mark.parametrize("kind", ["equal", "geometric"])
-@pytest.mark.parametrize("hot", [(0.3, 0.1), (0.3, 0.25, 0.1), (0.3, 0.05)])
+@pytest.mark.parametrize(
+    ("kind", "hot"),
+    [
+        ("equal", (0.3, 0.1)),
+        pytest.param("geometric", (0.3, 0.1), marks=pytest.mark.long),
+        pytest.param("equal", (0.3, 0.25, 0.1), marks=pytest.mark.long),
+        ("geometric", (0.3, 0.25, 0.1)),
+        pytest.param("equal", (0.3, 0.05), marks=pytest.mark.long),
+        pytest.param("geometric", (0.3, 0.05), marks=pytest.mark.long),
+    ],
+)
 def test_hot_keys_inside_do_not_hide_one_another(kind: str, hot: tuple[float, ...]) -> None:
     found = coverage(kind, 0.01, 30_000, hot=hot, draws=150)
     # No sample tells that there are none like them outside, so the intervals reach to where there are.
@@ -144,7 +162,9 @@ def test_hot_keys_inside_do_not_hide_one_another(kind: str, hot: tuple[float, ..
     assert found.greatest_width <= 4
 
 
-@pytest.mark.parametrize(("kind", "keys"), [("equal", 100), ("equal", 300), ("geometric", 100)])
+@pytest.mark.parametrize(
+    ("kind", "keys"), [("equal", 100), pytest.param("equal", 300, marks=pytest.mark.long), ("geometric", 100)]
+)
 def test_few_keys_in_a_sample_are_not_all_there_are(kind: str, keys: int) -> None:
     # One to three keys are in it.
     found = coverage(kind, 0.01, keys, hot=(), draws=300)

@@ -154,7 +154,7 @@ def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> Non
     assert f"{percent(told['moved']['of_messages'])} ({percent(low)} to {percent(high)}) of the messages" in page
 
 
-@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", pytest.param("json", marks=pytest.mark.long), "parquet"])
 def test_any_table_of_keys_and_counts(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     counts = Counter(key.decode() for key in KEYS) | Counter({"007": 7})
     rows = [(key, n, 10 * n) for key, n in counts.items()]

@@ -141,10 +141,10 @@ def probed(view: View) -> list[tuple[int, bool]]:
 )
 def test_a_raise_that_brings_nothing_ends_with_a_probe(mine: LinkView, other: LinkView | None, probes: bool) -> None:
     """A consumer that RabbitMQ 4.3 has kept may hold messages. Other versions keep none."""
-    seen = replace(view(mine, other, ("mine", NOW - SILENCE)), keeps={"s"})
+    seen = replace(view(mine, other, ("mine", NOW - SILENCE)), kept_at={"s": NOW})
     assert probed(seen) == ([(mine.priority, True)] if probes else [])
-    assert probed(replace(seen, keeps=set())) == []
-    assert probed(replace(view(mine, other, ("mine", NOW - SILENCE + 0.1)), keeps={"s"})) == []
+    assert probed(replace(seen, kept_at={})) == []
+    assert probed(replace(view(mine, other, ("mine", NOW - SILENCE + 0.1)), kept_at={"s": NOW})) == []
     # What comes back so soon after a delivery is of a member that has ended, and all of it comes at once.
     assert probed(replace(seen, probed_from={"s": NOW + 0.1})) == []
     assert probed(replace(seen, probed_from={"s": NOW})) == probed(seen)
@@ -189,7 +189,7 @@ def test_all_links_of_a_shard_are_probes_until_its_holder_gets_messages_as_usual
     mine: LinkView, other: LinkView, steps: list[tuple[int, bool]]
 ) -> None:
     """The holder may be lost as well. The next consumer would get newer messages beside the first that comes back."""
-    seen = replace(view(mine, other, ("other", NOW - SILENCE)), keeps={"s"})
+    seen = replace(view(mine, other, ("other", NOW - SILENCE)), kept_at={"s": NOW})
     assert probed(seen) == steps
 
 
@@ -419,9 +419,14 @@ def test_a_link_that_waits_follows_the_holder(mine: LinkView, level: int, since:
 )
 def test_a_shard_of_another_member_is_not_raised_but_handed_over(mine: LinkView, other: LinkView, why: str) -> None:
     """RabbitMQ 4.3 keeps a consumer whose channel ends while it gives way to a higher priority."""
-    seen = view(mine._replace(opened_at=NOW), other, ("other", 50.0))
+    seen = view(mine, other, ("other", 50.0))
     assert of(decide(seen, NOW)) == (None, why)
-    assert of(decide(seen, NOW + HANDED_OVER_WITHIN))[0] is (RAISE if why.endswith("is to hand it over") else None)
+    later = replace(seen, next_in_line=decide(seen, NOW).next_in_line)
+    assert of(decide(later, NOW + HANDED_OVER_WITHIN - 0.1)) == (None, why)
+    assert of(decide(later, NOW + HANDED_OVER_WITHIN))[0] is (RAISE if why.endswith("is to hand it over") else None)
+    # The time counts from the holder's claim, at the earliest.
+    before = replace(view(mine, other, ("other", NOW - 1)), next_in_line={("mine", "s"): 1.0})
+    assert of(decide(before, NOW))[0] is None
     # A link that was never raised has no room for others below it.
     assert of(decide(replace(seen, members={**seen.members, "other": MemberView(False, {"s": LinkView()})}), NOW))[0]
 
@@ -458,23 +463,21 @@ def test_a_member_hands_its_shard_over_once_the_next_one_is_ready(
     assert decide(replace(seen, hears=False), NOW).steps == []
     assert decide(replace(seen, unmovable={"s": "classic"}), NOW).steps == []
     # To another member of the same sidecar as well, which notes that it is next.
-    here = replace(
-        seen, members={**members, "new": MemberView(True, {"a": LinkView(), "s": other._replace(opened_at=NOW)})}
-    )
+    here = replace(seen, members={**members, "new": MemberView(True, {"a": LinkView(), "s": other})})
     assert (step in decide(here, NOW).steps) == hands_over
     is_next = other.priority == NEXT.priority
-    assert decide(here, NOW).next_in_line == ({("new", "s")} if is_next else set())
+    assert decide(here, NOW).next_in_line == ({("new", "s"): NOW} if is_next else {})
 
 
 def test_whoever_was_next_in_line_claims_the_shard_once_it_is_given_up() -> None:
     seen = left(in_good_order=True)
-    assert of(decide(replace(seen, next_in_line={("mine", "s")}), NOW)) == (CLAIM, "it was the next in line")
-    assert decide(replace(seen, next_in_line={("mine", "s")}), NOW).next_in_line == {("mine", "s")}
-    lost = replace(left(in_good_order=False), next_in_line={("mine", "s")})
+    assert of(decide(replace(seen, next_in_line={("mine", "s"): 9.0}), NOW)) == (CLAIM, "it was the next in line")
+    assert decide(replace(seen, next_in_line={("mine", "s"): 9.0}), NOW).next_in_line == {("mine", "s"): 9.0}
+    lost = replace(left(in_good_order=False), next_in_line={("mine", "s"): 9.0})
     assert of(decide(lost, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
     # A client may hold messages of it yet.
     holds = replace(seen, leaving={"gone": MemberView(False, {"s": LinkView(unacked=3)})})
-    assert of(decide(replace(holds, next_in_line={("mine", "s")}), NOW))[0] is None
+    assert of(decide(replace(holds, next_in_line={("mine", "s"): 9.0}), NOW))[0] is None
 
 
 @pytest.mark.parametrize(

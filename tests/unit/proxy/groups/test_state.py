@@ -167,7 +167,8 @@ def test_raises_in_vain_become_rarer_and_those_of_an_idle_shard_do_not() -> None
             raised += [second for step in made.tick(now).steps if step.act is Act.RAISE]
         pauses = [later - earlier for earlier, later in pairwise(raised)]
         if delivers:
-            assert pauses == sorted(pauses)
+            assert pauses[-3:] == sorted(pauses[-3:])
+            assert pauses[-1] >= 60
             assert len(raised) <= 6
         else:
             assert len(raised) == 10
@@ -381,7 +382,7 @@ def test_no_probe_comes_before_a_consumer_that_was_kept_since_the_last_delivery_
 ) -> None:
     """A member that is gone has got the shard's last message at NOW. What a probe has got says nothing of others."""
     made, its = state("s")
-    made.probes_after, made.keeps = 30.0, frozenset({"s"})
+    made.probes_after, made.kept_at = 30.0, {"s": NOW + 60}
     is_probe = got_by.endswith("probe")
     if got_by.startswith("another"):
         links = {"s": LinkBeat(7, 7, 1.0, 0, 0, is_probe)}

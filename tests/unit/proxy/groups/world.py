@@ -143,7 +143,7 @@ class Sidecar:
 
     def turn(self) -> None:
         now = self.world.now
-        self.state.keeps = frozenset(self.world.shards)
+        self.state.kept_at = dict.fromkeys(self.world.shards, now)
         self.settle()
         self.state.follow(self.world.ring & self.world.shards.keys(), now, now)
         if now < min(self.next_beat, self.state.due):
