@@ -10,12 +10,16 @@ from tests.certificates import Authority
 
 # A slow machine is no failure.
 settings.register_profile("ringproxy", deadline=None)
+# What takes long is left out: of each property `make test-all` tries more examples.
 settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("ringproxy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws fewer examples where what takes long is left out. A run of a build's modules that are others ends here."""
+    """Draw fewer examples where what takes long is left out; and end the run where others than its modules are tested.
+
+    Those of a build, where that comes first in its path.
+    """
     if "not long" in config.getoption("markexpr"):
         settings.load_profile("quick")
     places: list[Path] = config.getini("pythonpath")
