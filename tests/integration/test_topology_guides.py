@@ -13,7 +13,7 @@ from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.documents import Document, Shell, tried
-from tests.integration.topology import fleet_flags
+from tests.integration.topology import between_looks, fleet_flags
 
 pytestmark = pytest.mark.versions
 
@@ -55,14 +55,21 @@ class Reader:
         said = commands.strip().replace("topology.toml", str(self.file)) + more
         return self._shell(f"{self._settings}{said}", status, seconds=2 * DEADLINE_SECONDS)
 
-    def here(self, command: str, more: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> str:
-        """Run one command in this process, where a test can set what it waits for; it must end with 0."""
+    def here(
+        self,
+        command: str,
+        more: str,
+        capsys: pytest.CaptureFixture[str],
+        patch: pytest.MonkeyPatch,
+        status: int = 0,
+    ) -> str:
+        """Run one command in this process, where a test can set what it waits for, and which needs no time to start."""
         for name, value in re.findall(r"^export (\w+)=(\S+)$", self._settings, flags=re.M):
             patch.setenv(name, value)
-        program, *arguments = shlex.split(f"{command} {more}")
+        program, *arguments = shlex.split(f"{command} {more}".replace("topology.toml", shlex.quote(str(self.file))))
         assert program == "ring-proxy"
         capsys.readouterr()
-        assert main(arguments) == 0
+        assert main(arguments) == status
         return capsys.readouterr().out
 
 
@@ -84,45 +91,48 @@ def test_the_guide_from_the_first_shard_to_check(
     assert "17 steps done" in reader(apply)
     assert reader(check) == "nothing to do\n"
 
+    def again(command: str, status: int = 0) -> str:
+        return reader.here(command, "", capsys, monkeypatch, status)
+
     # An exchange that has no lanes yet.
     reader.file.write_text(f"{least}lanes = false\n")
-    reader(apply)
+    again(apply)
     (export,) = SHARDS["Put lanes under an exchange that you have"]
     reader(export)
     assert "lanes = false" in reader.file.read_text()
     reader.file.write_text(reader.file.read_text().replace("lanes = false\n", ""))
-    told = reader(plan, status=1)
+    told = again(plan, status=1)
     assert "  no key moves\n" in told
     before, _, afterwards = told.partition("set these once it is applied and sidecars have noticed:")
     assert r"amq\.default" in before.partition("set these before you apply the file:")[2]
     assert "WRITER" in afterwards
     assert r"amq\.default" not in afterwards
-    reader(apply)
+    again(apply)
 
     (grown,) = SHARDS["Add a shard"]
     five = least.replace("shards = 4", "shards = 5")
     reader.file.write_text(five)
-    assert "20.0651% of the keys move (210,398 of 1,048,576 slots):" in reader(grown, status=1)
-    reader(apply)
+    assert "20.0651% of the keys move (210,398 of 1,048,576 slots):" in again(grown, status=1)
+    again(apply)
 
     (weight,) = FILES["Change a weight"]
     reader.file.write_text(f"{five}\n{weight}")
-    assert "unbind orders from exchange orders.lane.5, weight 1" in reader(plan, status=1)
-    reader(apply)
+    assert "unbind orders from exchange orders.lane.5, weight 1" in again(plan, status=1)
+    again(apply)
 
     (generation,) = FILES["Change what a queue cannot change"]
     reader.file.write_text(generation)
-    assert "declare queue orders.9: " in reader(plan, status=1)
-    reader(apply)
-    assert reader(check) == "nothing to do\n"
+    assert "declare queue orders.9: " in again(plan, status=1)
+    again(apply)
+    assert again(check) == "nothing to do\n"
 
     (retire,) = SHARDS["Take a shard away"]
     # It looks twice at the fleet and twice at the queue: as in test_topology_retire.py, not half a minute apart.
-    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", 6.0)
+    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", between_looks(broker))
     start_sidecar().wait_ready()
     told = reader.here(retire, " ".join(fleet_flags(api)), capsys, monkeypatch)
     assert told.endswith("delete exchange orders.lane.5\n")
-    assert reader(check) == "nothing to do\n"
+    assert again(check) == "nothing to do\n"
     assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
 
 

@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.load import Load
-from tests.integration.topology import Topology, fleet_flags
+from tests.integration.topology import Topology, between_looks, fleet_flags
 
 pytestmark = pytest.mark.versions
 
@@ -18,9 +19,8 @@ PATIENT, NOT_PATIENT = "--timeout=60", "--timeout=25"
 
 
 @pytest.fixture(autouse=True)
-def statistics_every_5_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look twice within the time that the test's broker needs, which counts every 5 s."""
-    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", 6.0)
+def looks_as_the_broker_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", between_looks(broker))
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def retired(topology: Topology, *arguments: str) -> str:
     return topology.did("retire", "orders", "orders.3", "--vhost", topology.vhost.name, PATIENT, *arguments)
 
 
-def refused(topology: Topology, *arguments: str) -> str:
-    result = topology.run("retire", "orders", "orders.3", "--vhost", topology.vhost.name, NOT_PATIENT, *arguments)
+def refused(topology: Topology, *arguments: str, timeout: str = NOT_PATIENT) -> str:
+    result = topology.run("retire", "orders", "orders.3", "--vhost", topology.vhost.name, timeout, *arguments)
     assert result.returncode == 2, result
     return result.stderr
 
@@ -62,7 +62,7 @@ def shards(topology: Topology) -> Topology:
     return topology
 
 
-@pytest.mark.parametrize("kind", ["shards", "direct"])
+@pytest.mark.parametrize("kind", ["shards", pytest.param("direct", marks=pytest.mark.long)])
 def test_a_shard_leaves_while_publishing_goes_on_and_nothing_is_lost(
     request: pytest.FixtureRequest, api: BrokerApi, start_sidecar: StartSidecar, kind: str
 ) -> None:
@@ -198,9 +198,9 @@ def test_a_queue_that_was_never_of_the_exchange_is_not_deleted(shards: Topology,
 
 
 def test_a_sidecar_that_does_not_answer_is_waited_for_and_told(shards: Topology, fleet: list[str]) -> None:
-    told = refused(shards, "--sidecar=http://127.0.0.1:9", *fleet)
+    told = refused(shards, "--sidecar=http://127.0.0.1:9", *fleet, timeout="--timeout=5")
 
-    assert "waited 25 s for every sidecar to route by the ring without it: http://127.0.0.1:9 (" in told
+    assert "waited 5 s for every sidecar to route by the ring without it: http://127.0.0.1:9 (" in told
     assert "orders.3" in shards.vhost.queues()
 
 
@@ -213,6 +213,7 @@ def test_with_keep_the_queue_stays(shards: Topology, fleet: list[str]) -> None:
     assert shards.did("check") == "nothing to do\n"
 
 
+@pytest.mark.long
 def test_the_file_that_retires_a_shard_is_in_order_before_and_after(shards: Topology, fleet: list[str]) -> None:
     shards.write(THREE + "arguments = { x-single-active-consumer = false }\nretiring = [3]\n")
     assert shards.did("check") == "nothing to do\n"
