@@ -55,11 +55,29 @@ def test_sessions_in_several_virtual_hosts(
         assert landed == {(f"key {n}", host.name.encode()): owner(queues, f"key {n}") for n in range(20)}
 
 
-def test_every_channel_that_is_offered(sidecar: Sidecar, vhost: VirtualHost, client: Client, broker: Broker) -> None:
+def most_channels(client: Client, broker: Broker, vhost: VirtualHost) -> int:
     """One fewer than the broker has: that one is the proxy's own."""
-    vhost.ring("orders", QUEUES)
     with client.session(port_of(broker.amqp_url), vhost.name) as direct:
-        most = (direct.tune.channel_max or 65535) - 1
+        return (direct.tune.channel_max or 65535) - 1
+
+
+def test_the_last_channel_that_is_offered(sidecar: Sidecar, vhost: VirtualHost, client: Client, broker: Broker) -> None:
+    vhost.ring("orders", QUEUES)
+    most = most_channels(client, broker, vhost)
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        assert peer.tune.channel_max == most
+        peer.channel(most)
+        peer.publish(most, "orders", "last", b"last")
+        peer.confirm(most)
+        peer.tell(most + 1, Channel.Open())
+        assert peer.expect(0, Connection.Close).reply_code == 530
+    assert {q: [m.body for m in got] for q, got in vhost.drain_all().items()} == {owner(QUEUES, "last"): [b"last"]}
+
+
+@pytest.mark.long
+def test_every_channel_that_is_offered(sidecar: Sidecar, vhost: VirtualHost, client: Client, broker: Broker) -> None:
+    vhost.ring("orders", QUEUES)
+    most = most_channels(client, broker, vhost)
     with client.session(sidecar.amqp_port, vhost.name) as peer:
         assert peer.tune.channel_max == most
         for number in range(1, most + 1):
