@@ -459,7 +459,15 @@ def bomb(before: bytes, piece: bytes, pieces: int) -> bytes:
     return b"".join([made.compress(before), *(made.compress(piece) for _ in range(pieces)), made.flush()])
 
 
-@pytest.mark.parametrize("letter", ["\u044f", "\u20ac", "\U0001f430", "\n"])
+@pytest.mark.parametrize(
+    "letter",
+    [
+        pytest.param("\u044f", marks=pytest.mark.long),
+        pytest.param("\u20ac", marks=pytest.mark.long),
+        "\U0001f430",
+        "\n",
+    ],
+)
 def test_the_longest_message_may_come_escaped(start_sidecar: StartSidecar, vhost: VirtualHost, letter: str) -> None:
     vhost.ring("orders", ["q"])
     sidecar = start_sidecar(max_body="600000")
@@ -566,7 +574,7 @@ def test_batches_leave_room_for_single_messages(start_sidecar: StartSidecar, vho
     assert sum(map(len, landed(vhost).values())) == 4 * 800 + len(singles)
 
 
-@pytest.mark.parametrize("most", ["1", "2", "3"])
+@pytest.mark.parametrize("most", ["1", pytest.param("2", marks=pytest.mark.long), "3"])
 def test_the_smallest_limits_take_batches(start_sidecar: StartSidecar, vhost: VirtualHost, most: str) -> None:
     vhost.ring("orders", QUEUES)
     sidecar = start_sidecar(max_in_flight=most, max_in_flight_bytes="1000000")

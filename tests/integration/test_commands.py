@@ -77,7 +77,7 @@ def test_a_mistake_in_a_setting_is_one_line(
     assert "s3cret" not in line
 
 
-@pytest.mark.parametrize("listen", ["256.0.0.1:0", "192.0.2.1:0"])
+@pytest.mark.parametrize("listen", ["256.0.0.1:0", pytest.param("192.0.2.1:0", marks=pytest.mark.long)])
 def test_an_address_that_cannot_be_bound(listen: str) -> None:
     line = mistake(run("run", RINGPROXY_ADMIN_LISTEN=listen))
 
@@ -120,7 +120,7 @@ def test_an_argument_that_the_command_does_not_take(
     assert line == f"ring-proxy: {told} (see ring-proxy {arguments[0]} --help)"
 
 
-@pytest.mark.parametrize("setting", ["http_listen", "admin_listen"])
+@pytest.mark.parametrize("setting", ["http_listen", pytest.param("admin_listen", marks=pytest.mark.long)])
 def test_busy_port(login: Login, setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"

@@ -246,8 +246,17 @@ def test_two_lanes_to_one_queue(sidecar: Sidecar, vhost: VirtualHost) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("mandatory", [False, True])
-@pytest.mark.parametrize(("size", "properties"), [(0, None), (10, PROPERTIES), (300_000, PROPERTIES)])
+@pytest.mark.parametrize(
+    ("mandatory", "size", "properties"),
+    [
+        (False, 0, None),
+        (True, 300_000, PROPERTIES),
+        pytest.param(True, 0, None, marks=pytest.mark.long),
+        pytest.param(False, 10, PROPERTIES, marks=pytest.mark.long),
+        pytest.param(True, 10, PROPERTIES, marks=pytest.mark.long),
+        pytest.param(False, 300_000, PROPERTIES, marks=pytest.mark.long),
+    ],
+)
 def test_what_comes_back_goes_where_the_ring_says_now(
     peer: Wire,
     slow: Sidecar,
@@ -285,7 +294,14 @@ def test_of_a_stream_of_publishes_none_is_lost_or_refused(peer: Wire, laned: Vir
         assert found[b"%d" % n] == owner(LEFT, KEYS[n % 20])
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("unbound", marks=pytest.mark.long),
+        "unbound and off the ring",
+        pytest.param("the queue is deleted", marks=pytest.mark.long),
+    ],
+)
 def test_over_http_it_goes_where_the_ring_says_now(slow: Sidecar, laned: VirtualHost, how: str) -> None:
     assert slow.publish("orders", LOST[0], b"1", vhost=laned.name).queue() == GONE
     loses_its_queue(laned, how)

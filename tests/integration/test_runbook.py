@@ -571,7 +571,7 @@ def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualH
     assert sidecar.metric("ringproxy_publishes_total", exchange="orders", outcome="confirmed") == 1 + 2 * len(keys)
 
 
-@pytest.mark.parametrize("kind", ["quorum", "stream"])
+@pytest.mark.parametrize("kind", ["quorum", pytest.param("stream", marks=pytest.mark.long)])
 def test_retire_a_queue_that_is_not_classic(
     start_used: StartSidecar, broker: Broker, shop: VirtualHost, kind: str
 ) -> None:

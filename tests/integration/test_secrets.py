@@ -129,7 +129,16 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
+QUICK = "not TOML", "no pattern"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(content, id=what, marks=[] if what in QUICK else [pytest.mark.long])
+        for what, content in FILES.items()
+    ],
+)
 def test_files_with_secrets_that_cannot_be_read(tmp_path: Path, content: str) -> None:
     tokens, settings, password = tmp_path / "tokens.toml", tmp_path / "settings.toml", tmp_path / "password"
     tokens.write_text(content)

@@ -75,7 +75,9 @@ def node() -> Iterator[Node]:
         yield found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_nothing_of_the_node_outlives_its_starter(starter: subprocess.Popen[str], number: signal.Signals) -> None:
     assert starter.stdout
     lines = [starter.stdout.readline() for _ in range(4)]

@@ -437,7 +437,7 @@ def test_patterns_match_as_the_brokers_do(broker: Broker, vhost: VirtualHost, cl
     with client.pika(port_of(broker.amqp_url), vhost.name) as channel:
         queues = [channel.queue_declare("", exclusive=True).method.queue for _ in range(3)]
 
-        @settings(max_examples=60, database=None)
+        @settings(max_examples=min(60, settings.default.max_examples), database=None)
         @given(st.lists(words(2), min_size=1, max_size=3), st.lists(words(9), min_size=1, max_size=6))
         def check(patterns: list[list[str]], keys: list[list[str]]) -> None:
             channel.exchange_declare("topic", "topic")
@@ -483,7 +483,15 @@ def by_group(found: dict[str, list[str]]) -> dict[str, list[str]]:
     return {group: sorted(bodies) for group, bodies in groups.items()}
 
 
-@pytest.mark.parametrize(("kind", "seed"), [*(("topic", n) for n in range(5)), ("direct", 0), ("fanout", 0)])
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("topic", 0),
+        *(pytest.param("topic", n, marks=pytest.mark.long) for n in range(1, 5)),
+        ("direct", 0),
+        ("fanout", 0),
+    ],
+)
 @pytest.mark.parametrize("conflict", [False, True])
 def test_every_message_gets_where_the_broker_brings_it(
     broker: Broker, fast: Sidecar, vhost: VirtualHost, client: Client, kind: str, seed: int, conflict: bool
