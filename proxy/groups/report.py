@@ -30,7 +30,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
                 "why": refusal.why,
                 "since_seconds": round(now - refusal.since, 1),
             }
-            for (member, shard), refusal in sorted(state.refused.items())
+            for (member, shard), refusal in sorted(state.attempts.refused.items())
             if member in state.local
         ],
         "shards": [

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
+from proxy.groups.attempts import Attempts
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import Claims
 from proxy.groups.decision import HEAL, Act, Decision, Step, decide
@@ -39,36 +40,6 @@ UNREAD_LOST_AFTER: Final = 5.0
 
 LATELY: Final = 30.0
 """Seconds after a delivery in which beats tell of it."""
-
-FIRST_PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 60.0
-"""Seconds until a link that the broker has ended is opened again: the pause doubles from the first to the longest."""
-
-
-ASK_AGAIN: Final = 10.0
-"""Seconds after which a session is asked again for a link that it has not opened, for example for want of a channel."""
-
-
-MOST_DOUBLINGS: Final = 6
-"""How often the pause after a raise without effect doubles, at most; the first pause is twice HEAL seconds."""
-
-
-class Refusal(NamedTuple):
-    """The broker's refusal of one member's link to one shard."""
-
-    since: float
-    """When the first of the refusals in a row came, in monotonic seconds."""
-    why: str
-    """The broker's reply code and text."""
-
-
-class Raise(NamedTuple):
-    """The last raise of one shard for one member of this sidecar."""
-
-    at: float
-    """In monotonic seconds."""
-    in_vain: int
-    """How many raises in a row before it had no effect."""
 
 
 class GroupState:
@@ -115,12 +86,7 @@ class GroupState:
         self._seen: set[str] = set()
         """The queues of the present ring, and those of earlier ones that were claimed when it came."""
         self._missing: dict[str, float] = {}
-        self._pauses: dict[tuple[str, str], tuple[float, float]] = {}
-        """By member and shard, when a link may be opened again, and how long that pause was."""
-        self.refused: dict[tuple[str, str], Refusal] = {}
-        """By member and shard, the links that the broker has ended with an error and that are not open again."""
-        self._raises: dict[tuple[str, str], Raise] = {}
-        """The last raise by member and shard."""
+        self.attempts = Attempts()
         self._handing_over: dict[tuple[str, str], int] = {}
         """By member and shard, the shards that members of this sidecar are giving up, with the priority of the link."""
         self._stalled_until: dict[str, float] = {}
@@ -144,8 +110,7 @@ class GroupState:
             if not is_lost:
                 self.leaving[member_id] = member
             self._stalled_until.pop(member_id, None)
-            self._pauses = {key: pause for key, pause in self._pauses.items() if key[0] != member_id}
-            self.refused = {key: refusal for key, refusal in self.refused.items() if key[0] != member_id}
+            self.attempts.forget(member_id)
             self._changed(now)
 
     @property
@@ -172,20 +137,14 @@ class GroupState:
         """
         if member_id not in self.local:
             return False
-        refusal = self.refused.get((member_id, shard), Refusal(now, ""))
         if is_missing:
             self._missing[shard] = now
-            self._pauses.pop((member_id, shard), None)
+            self.attempts.missing(member_id, shard)
             for member in self.local:
                 self.claims.drop(shard, member, now)
-        else:
-            _, before = self._pauses.get((member_id, shard), (0.0, FIRST_PAUSE / 2))
-            pause = min(2 * before, LONGEST_PAUSE)
-            self._pauses[member_id, shard] = now + pause, pause
-            if why:
-                self.refused[member_id, shard] = refusal._replace(why=why)
+        is_news = not is_missing and self.attempts.ended(member_id, shard, why, now)
         self._changed(now)
-        return why not in ("", refusal.why) and not is_missing
+        return is_news
 
     def stalled(self, member_id: str, until: float, now: float) -> None:
         """Note that a member has lost a shard since its client did not ack.
@@ -329,25 +288,16 @@ class GroupState:
                 self._handing_over[step.member, step.shard] = self.local[step.member].links[step.shard].priority
                 self._changed(now)
             elif step.act is not Act.CLAIM:
-                _, pause = self._pauses.get((step.member, step.shard), (0.0, FIRST_PAUSE / 2))
-                self._pauses[step.member, step.shard] = now + ASK_AGAIN, pause
+                self.attempts.asked(step.member, step.shard, now)
             if step.act in (Act.CLAIM, Act.RAISE):
                 holder = self.claims.holder(step.shard)
                 self.moves += holder is None or holder.member != step.member
                 if step.act is Act.RAISE:
-                    self._raises[step.member, step.shard] = Raise(now, self._raises_in_vain(step))
+                    self.attempts.raised(step.member, step.shard, now, was_in_vain=self._was_in_vain(step))
                 self.claims.add(step.shard, step.epoch, step.member, now)
                 self.wedged -= {step.shard}
-        self.refused = {key: refusal for key, refusal in self.refused.items() if self._lacks(*key)}
-        self._pauses = {
-            key: (until, pause)
-            for key, (until, pause) in self._pauses.items()
-            if now < until + LONGEST_PAUSE or self._lacks(*key)
-        }
+        self.attempts.prune(now, self._lacks, decision.targets.__contains__)
         self.moving_since = {move.shard: self.moving_since.get(move.shard, now) for move in decision.moves}
-        self._raises = {
-            key: raised for key, raised in self._raises.items() if key[0] in self.local and key[1] in decision.targets
-        }
         self.decision = decision
         return decision
 
@@ -381,14 +331,13 @@ class GroupState:
         link = self.local[member_id].links.get(shard) if member_id in self.local else None
         return not (link is not None and link.is_open) and shard in self._seen and shard not in self._missing
 
-    def _raises_in_vain(self, step: Step) -> int:
-        """Return how many raises of a shard in a row, up to this step, did not bring its messages to the member."""
-        last, member = self._raises.get((step.member, step.shard)), self.local[step.member]
-        if last is None:
-            return 0
+    def _was_in_vain(self, step: Step) -> bool:
+        """Return whether the last raise of a shard for the member of this step did not bring its messages to it."""
+        at, member = self.attempts.raised_at(step.member, step.shard), self.local[step.member]
+        if at is None:
+            return False
         own = member.links[step.shard].delivered_at if step.shard in member.links else 0.0
-        is_in_vain = self.delivered_at(step.shard, besides=step.member) > last.at + HEAL and own <= last.at
-        return last.in_vain + 1 if is_in_vain else 0
+        return self.delivered_at(step.shard, besides=step.member) > at + HEAL and own <= at
 
     def beat(self, now: float) -> Beat:
         """Return the next beat of this sidecar."""
@@ -503,16 +452,12 @@ class GroupState:
             kept_at=self.kept_at,
             probed_from={shard: at + self.probes_after for shard, at in self._flowed_at.items()},
             every=self.every,
-            not_before={key: until for key, (until, _) in self._pauses.items()},
+            not_before=self.attempts.not_before,
             wedged=self.wedged,
             next_in_line=self.decision.next_in_line,
             foreign=foreign,
-            refused={key: refusal.why for key, refusal in self.refused.items()},
-            not_raised_before={
-                key: last.at + HEAL * 2 ** min(last.in_vain, MOST_DOUBLINGS)
-                for key, last in self._raises.items()
-                if last.in_vain
-            },
+            refused={key: refusal.why for key, refusal in self.attempts.refused.items()},
+            not_raised_before=self.attempts.not_raised_before,
             least_epoch=int(time.time()),
         )
 

@@ -75,6 +75,40 @@ def test_a_ghost_gets_the_queue_unless_one_with_a_higher_priority_waits(
         assert runs(c.wait_for(30)) == "20-49"
 
 
+@pytest.mark.parametrize("end", ENDS)
+def test_a_consumer_that_ends_while_nobody_waits_above_it_leaves_no_ghost_and_the_highest_below_it_is_next(
+    connect_consumer: Connect, declare_shard: Declare, end: str
+) -> None:
+    """So does a holder hand its shard over: A has acked five of 20. B waits right below A, and C far below B.
+
+    B gets what A has not acked, in order. The queue has no consumer but B and C then. So C is next, though it has the
+    lowest priority of all.
+    """
+    queue = declare_shard()
+    a, c = holder(connect_consumer, queue, 20, 100), waiting(connect_consumer, queue, 50)
+    b = waiting(connect_consumer, queue, 99)
+    b.settle(2)
+    a.tell(2, Basic.Ack(5, True))
+    a.settle(2)
+    queue.publish(10)
+    a.close(2) if end == "channel.close" else a.drop()
+    # A's prefetch had room for five more, which were on their way to it.
+    got = b.wait_for(25)
+    assert [each.number for each in got] == list(range(5, 30))
+    assert (len({each.number for each in got if each.redelivered} & set(range(5, 20))), c.got()) == (15, [])
+    d = connect_consumer()
+    d.open(2, 10)
+    d.consume(2, queue.name, "D", 1, acks=True)
+    b.settle(2)
+    b.close(2)
+    queue.publish(30)
+    assert runs(c.wait_for(30)) == "30-59"
+    c.settle(2)
+    c.close(2)
+    queue.publish(10)
+    assert runs(d.wait_for(10)) == "60-69"
+
+
 def test_what_is_returned_before_the_channel_ends_leaves_no_ghost(
     connect_consumer: Connect, declare_shard: Declare
 ) -> None:

@@ -56,7 +56,7 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         wanted.add_metric(name, sum(target in state.local for target in state.decision.targets.values()))
         moving.add_metric(name, len(state.decision.moves))
         waiting.add_metric(name, len(group.waiting))
-        refused.add_metric(name, len(state.refused))
+        refused.add_metric(name, len(state.attempts.refused))
         oldest.add_metric(name, now - group.oldest_unacked_at if group.oldest_unacked_at else 0.0)
         connected.add_metric(name, not group.room.fault and state.hears(now))
         exact.add_metric(name, bool(group.exactness.shards) and not group.reasons)

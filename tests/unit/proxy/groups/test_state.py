@@ -5,21 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from proxy.groups.attempts import ASK_AGAIN, FIRST_PAUSE, LONGEST_PAUSE, Refusal
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import MOST_KNOWN, priority
 from proxy.groups.decision import LOST_MARGIN, Act
 from proxy.groups.member import QUIET, Link, LinkState, Member
 from proxy.groups.peers import OTHER_VERSION
-from proxy.groups.state import (
-    ASK_AGAIN,
-    BEAT_EVERY,
-    CALM,
-    FIRST_PAUSE,
-    LONGEST_CALM,
-    LONGEST_PAUSE,
-    GroupState,
-    Refusal,
-)
+from proxy.groups.state import BEAT_EVERY, CALM, LONGEST_CALM, GroupState
 
 NOW = 1000.0
 
@@ -79,7 +71,7 @@ def test_a_link_that_the_broker_refuses_is_told_until_it_is_open_and_is_news_onc
     assert made.link_ended("m", "t", "403 no", is_missing=False, now=NOW + 1)
     made.tick(NOW + 2)
     assert not made.link_ended("m", "t", "403 no", is_missing=False, now=NOW + 2)
-    assert made.refused == {("m", "t"): Refusal(NOW + 1, "403 no")}
+    assert made.attempts.refused == {("m", "t"): Refusal(NOW + 1, "403 no")}
     made.claims.forget("m", NOW + 2)
     for second in range(3):
         made.heard(made.beat(NOW + second), NOW + second)
@@ -88,7 +80,7 @@ def test_a_link_that_the_broker_refuses_is_told_until_it_is_open_and_is_news_onc
     assert made.link_ended("m", "t", "406 other", is_missing=False, now=NOW + 9)
     its.links["t"] = link
     made.tick(NOW + 10)
-    assert made.refused == {}
+    assert made.attempts.refused == {}
 
 
 @pytest.mark.parametrize("end", ["the member leaves", "the queue is gone", "the queue is unbound"])
@@ -103,9 +95,9 @@ def test_a_refusal_that_nobody_waits_for_any_more_is_forgotten(end: str) -> None
     else:
         made.follow(["s"], NOW + 2, NOW + 2)
     made.tick(NOW + 3)
-    assert made.refused == {}
+    assert made.attempts.refused == {}
     made.link_ended("m", "s", "", is_missing=False, now=NOW + 3)
-    assert made.refused == {}
+    assert made.attempts.refused == {}
 
 
 def test_a_session_that_opens_no_link_is_asked_again_but_not_at_once() -> None:
