@@ -65,8 +65,11 @@ WHY_NOT = {
 
 def marked(name: str) -> Any:
     """The parameter, with the reason why the test of that client is known to fail."""
-    marks = [pytest.mark.xfail(reason=WHY_NOT[name], raises=ClientFailed, strict=True)] if name in WHY_NOT else []
-    return pytest.param(name, id=name, marks=marks)
+    if name not in WHY_NOT:
+        return pytest.param(name, id=name)
+    # To install it takes long, too, and what comes of it is known.
+    xfail = pytest.mark.xfail(reason=WHY_NOT[name], raises=ClientFailed, strict=True)
+    return pytest.param(name, id=name, marks=[xfail, pytest.mark.long])
 
 
 class ClientFailed(Exception):  # noqa: N818

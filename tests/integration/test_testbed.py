@@ -100,6 +100,7 @@ def test_nothing_of_the_node_outlives_its_starter(starter: subprocess.Popen[str]
     assert folder.name not in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.long
 def test_a_killed_node_starts_again_with_its_ports_and_data(node: Node) -> None:
     version = node.start()
     request(node, "PUT", "/api/queues/%2F/kept", {"durable": True})
