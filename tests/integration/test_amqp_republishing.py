@@ -62,7 +62,7 @@ PROPERTIES = Basic.Properties(
 
 @pytest.mark.parametrize("mandatory", [False, True])
 @pytest.mark.parametrize("properties", [None, PROPERTIES], ids=["none", "all"])
-@pytest.mark.parametrize("size", [0, 10, 300_000])
+@pytest.mark.parametrize("size", [0, pytest.param(10, marks=pytest.mark.long), 300_000])
 def test_a_message_goes_where_the_ring_says_now(
     peer: Wire, slow: Sidecar, vhost: VirtualHost, size: int, properties: Basic.Properties | None, mandatory: bool
 ) -> None:

@@ -89,7 +89,7 @@ PROPERTIES = Basic.Properties(
 
 
 @pytest.mark.parametrize("properties", [None, Basic.Properties(headers={}), PROPERTIES], ids=["none", "empty", "all"])
-@pytest.mark.parametrize("size", [0, 10, 300_000])
+@pytest.mark.parametrize("size", [0, pytest.param(10, marks=pytest.mark.long), 300_000])
 def test_a_mandatory_publish_comes_back_as_the_clients_own(
     peer: Wire, blind: Blind, vhost: VirtualHost, properties: Basic.Properties | None, size: int
 ) -> None:
