@@ -45,9 +45,9 @@ def made(peer: Wire, exchange: str, queues: list[str]) -> None:
         peer.ask(1, bind(queue, exchange), Queue.BindOk)
 
 
-def test_without_waiting_for_any_answer(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> None:
-    """All in one write, nothing but the confirms comes back; 20 exchanges that nobody has ever seen."""
-    rounds = 20
+@pytest.mark.parametrize("rounds", [8, pytest.param(50, marks=pytest.mark.long)])
+def test_without_waiting_for_any_answer(sidecar: Sidecar, vhost: VirtualHost, client: Client, rounds: int) -> None:
+    """All in one write, nothing but the confirms comes back; each time an exchange that nobody has ever seen."""
     expected: dict[str, str] = {}
     with client.session(sidecar.amqp_port, vhost.name) as peer:
         peer.channel()
@@ -68,13 +68,14 @@ def test_without_waiting_for_any_answer(sidecar: Sidecar, vhost: VirtualHost, cl
     assert landed(vhost) == expected
 
 
-def test_a_bind_before_every_publish(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.long)])
+def test_a_bind_before_every_publish(sidecar: Sidecar, vhost: VirtualHost, client: Client, count: int) -> None:
     expected = {}
     with client.session(sidecar.amqp_port, vhost.name) as peer:
         peer.channel()
         peer.ask(1, declare("orders"), Exchange.DeclareOk)
         queues: list[str] = []
-        for n in range(10):
+        for n in range(count):
             queues.append(f"q{n}")
             peer.ask(1, Queue.Declare(queue=f"q{n}", durable=True), Queue.DeclareOk)
             peer.ask(1, bind(f"q{n}", "orders"), Queue.BindOk)
@@ -82,12 +83,12 @@ def test_a_bind_before_every_publish(sidecar: Sidecar, vhost: VirtualHost, clien
                 peer.publish(1, "orders", f"{n} {k}", b"%d %d" % (n, k))
                 expected[f"{n} {k}"] = owner(queues, f"{n} {k}")
             peer.confirm(1, 3 * n + 3, after=3 * n)
-        for n in range(8):
+        for n in range(count * 3 // 4):
             peer.ask(1, Queue.Unbind(queue=f"q{n}", exchange="orders", routing_key="1"), Queue.UnbindOk)
             queues.remove(f"q{n}")
             peer.publish(1, "orders", f"un {n}", b"un %d" % n)
             expected[f"un {n}"] = owner(queues, f"un {n}")
-            peer.confirm(1, 31 + n, after=30 + n)
+            peer.confirm(1, 3 * count + 1 + n, after=3 * count + n)
         peer.goodbye()
     assert landed(vhost) == expected
 
