@@ -280,7 +280,7 @@ def test_what_comes_back_goes_where_the_ring_says_now(
     slow.wait_for_weights(laned.name, "orders", dict.fromkeys(LEFT, 1))
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", [pytest.param(WAYS[0], marks=pytest.mark.long), *WAYS[1:]])
 def test_of_a_stream_of_publishes_none_is_lost_or_refused(peer: Wire, laned: VirtualHost, how: str) -> None:
     """Natively half of what follows would be dropped; each goes to the ring's queue, all of a key in order."""
     for n in range(40):
@@ -460,7 +460,7 @@ def test_what_was_under_way_is_nacked_and_nothing_acked_is_lost(peer: Wire, lane
         assert queue in (owner(LEFT, keys[n]), owner(QUEUES, keys[n]))
 
 
-@pytest.mark.parametrize("inside", ["a body frame", "two body frames", "content"])
+@pytest.mark.parametrize("inside", ["a body frame", pytest.param("two body frames", marks=pytest.mark.long), "content"])
 def test_it_is_deleted_in_the_midst_of_a_content(peer: Wire, laned: VirtualHost, inside: str) -> None:
     """The rest of the content is dropped, since the broker has dropped its beginning."""
     body = bytes(300_000)
@@ -655,7 +655,11 @@ FAULTS: dict[str, Callable[[VirtualHost], None]] = {
 }
 
 
-@pytest.mark.parametrize("why", FAULTS)
+QUICK = "policy 'ae' gives it an alternate exchange", "it has 2 bindings"
+"""The others are as quickly tried without a broker, by tests/unit/proxy/topology/test_lanes.py."""
+
+
+@pytest.mark.parametrize("why", [pytest.param(why, marks=[] if why in QUICK else [pytest.mark.long]) for why in FAULTS])
 def test_what_is_no_lane_passes_the_exchange(
     start_sidecar: StartSidecar, laned: VirtualHost, client: Client, why: str
 ) -> None:
