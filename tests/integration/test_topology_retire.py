@@ -129,6 +129,7 @@ def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: T
     assert "delete queue orders.3" in retired(shards, *fleet)
 
 
+@pytest.mark.long
 def test_a_refusal_in_the_middle_tells_what_was_done_and_how_to_go_on(
     api: BrokerApi, shards: Topology, fleet: list[str]
 ) -> None:
@@ -239,12 +240,21 @@ def test_a_queue_that_gets_messages_elsewhere_too_is_not_retired(shards: Topolog
     assert "also gets messages from exchange 'amq.topic'; unbind that first" in refused(shards)
 
 
-def test_a_stream_is_kept_or_not_retired(topology: Topology, fleet: list[str]) -> None:
+@pytest.fixture
+def streams(topology: Topology) -> Topology:
+    """Three shards that are streams, without lanes."""
     topology.write('[[exchange]]\nname = "orders"\nshards = 3\nqueue_type = "stream"\nlanes = false\n')
     topology.did("apply")
+    return topology
 
-    assert "is a stream, which keeps its messages and is never empty: use --keep" in refused(topology)
-    retired(topology, "--keep", *fleet)
+
+def test_a_stream_is_not_retired(streams: Topology) -> None:
+    assert "is a stream, which keeps its messages and is never empty: use --keep" in refused(streams)
+
+
+@pytest.mark.long
+def test_a_stream_is_kept(streams: Topology, fleet: list[str]) -> None:
+    retired(streams, "--keep", *fleet)
 
 
 def test_sidecars_that_cannot_be_asked_are_told_before_anything_is_changed(
