@@ -70,6 +70,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log.jsonl"
 
 
+@pytest.mark.long
 def test_rows_go_through_the_lanes_of_the_queues_that_have_some(
     spark: SparkSession, vhost: VirtualHost, options: dict[str, str]
 ) -> None:
