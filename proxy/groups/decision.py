@@ -21,6 +21,13 @@ LOST_MARGIN: Final = 2.0
 CLAIMED_WITHIN: Final = 5.0
 """Seconds after a delivery to another member in which a shard is not raised, since that one is to claim it first."""
 
+DEAD_WITHIN: Final = 30.0
+"""Seconds after the loss of a holder in which a shard is raised only if a reading shows no unacked messages of it: the
+broker may have yet to notice that the holder's connection is dead."""
+
+READ_BEFORE: Final = 2.0
+"""Seconds by which such a reading may have begun before the loss, as it is noticed late."""
+
 HANDED_OVER_WITHIN: Final = 10.0
 """Seconds after which a shard is raised all the same whose holder does not begin to hand it over."""
 
@@ -252,6 +259,10 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     late = 0.0 if all(member.is_local for member in view.members.values()) else view.every
     if not is_only and now < vacant_since + EVIDENCE + late:
         return None, "a delivery may show whom the broker has chosen"
+    if view.claims.is_given_up(case.shard) or has_moved_on or case.shard in view.unmovable:
+        return _raise(view, case, now)
+    if view.idle_at.get(case.shard, 0.0) < vacant_since - READ_BEFORE and now < vacant_since + DEAD_WITHIN:
+        return None, "RabbitMQ may have yet to notice that its last holder is gone"
     return _raise(view, case, now)
 
 

@@ -335,6 +335,7 @@ class RunningGroup:
             # Two readings tell more than one only if the broker may have counted in between.
             old = time.monotonic() - STATISTICS
             unsafe = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
+            unsafe |= self.state.lost()
             known = self.exactness.shards
             if due := sorted(shard for shard in unsafe if shard not in known or known[shard].read_at <= old):
                 await self._read(due)
@@ -401,6 +402,7 @@ class RunningGroup:
         self.state.unmovable = dict(seen.unmovable)
         self.state.lost_after = {name: shard.lost_after for name, shard in seen.shards.items()}
         kept = {name: shard.read_at for name, shard in seen.shards.items() if shard.may_keep and shard.unacked}
+        self.state.idle_at = {name: shard.read_at for name, shard in seen.shards.items() if not shard.unacked}
         self.state.kept_at = {name: read_at - STATISTICS for name, read_at in kept.items()}
         self._tell()
         where = self.name[1], self.name[0]

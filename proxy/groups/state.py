@@ -59,6 +59,8 @@ class GroupState:
         """The seconds for which each shard waits for a consumer whose node is lost, as far as that is read."""
         self.unmovable: dict[str, str] = {}
         """The shards that a higher x-priority does not move to another member, each with the reason."""
+        self.idle_at: dict[str, float] = {}
+        """See `View.idle_at`."""
         self.kept_at: dict[str, float] = {}
         """See `View.kept_at`; of the shards that are read."""
         self.probes_after = 0.0
@@ -157,6 +159,11 @@ class GroupState:
     def probes(self) -> list[Link]:
         """Return the probes of this sidecar's members."""
         return [link for member in self.local.values() for link in member.links.values() if link.is_probe]
+
+    def lost(self) -> set[str]:
+        """Return the shards that should belong to members of this sidecar, and whose holder is gone without a word."""
+        moves = [move for move in self.decision.moves if not move.holder and move.target in self.local]
+        return {move.shard for move in moves if not self.claims.is_given_up(move.shard)}
 
     def held(self, *, is_first: bool) -> list[str]:
         """Return the shards that members of this sidecar hold; with `is_first` also those that no member holds."""
@@ -450,6 +457,7 @@ class GroupState:
             unmovable=self.unmovable,
             lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
             kept_at=self.kept_at,
+            idle_at=self.idle_at,
             probed_from={shard: at + self.probes_after for shard, at in self._flowed_at.items()},
             every=self.every,
             not_before=self.attempts.not_before,

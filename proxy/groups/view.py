@@ -72,6 +72,8 @@ class View:
     kept_at: Mapping[str, float] = field(default_factory=dict)
     """The shards of which RabbitMQ may keep a consumer that is gone, and that have unacked messages: the last time, in
     monotonic seconds, at which these were seen."""
+    idle_at: Mapping[str, float] = field(default_factory=dict)
+    """The shards of which the last reading showed no unacked messages: when it began, in monotonic seconds."""
     probed_from: Mapping[str, float] = field(default_factory=dict)
     """By shard of which a delivery is known, the time in monotonic seconds before which it needs no probe, as RabbitMQ
     cannot have taken anything back yet from a consumer that it keeps."""

@@ -7,10 +7,12 @@ import pytest
 from proxy.groups.claims import LEVELS, Claims, priority
 from proxy.groups.decision import (
     CLAIMED_WITHIN,
+    DEAD_WITHIN,
     EVIDENCE,
     HANDED_OVER_WITHIN,
     HEAL,
     LOST_MARGIN,
+    READ_BEFORE,
     Act,
     Decision,
     Move,
@@ -48,7 +50,7 @@ def view(
         "mine": MemberView(is_local=True, links={**links, "s": mine} if mine else links),
         "other": MemberView(is_local=False, links={"s": other} if other else {}),
     }
-    return View(members, sorted({"s", *claims.holders}), claims)
+    return View(members, sorted({"s", *claims.holders}), claims, idle_at={"s": NOW})
 
 
 def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
@@ -208,6 +210,21 @@ def test_a_vacant_shard_is_left_alone_for_a_moment() -> None:
     assert of(decide(seen, NOW + EVIDENCE))[0] is RAISE
 
 
+def test_a_shard_whose_holder_is_gone_without_a_word_is_not_raised_before_it_is_seen_to_hold_nothing() -> None:
+    """RabbitMQ may have yet to notice it. If it does so while another one is above, 4.3 keeps the consumer."""
+    seen = view(LinkView(), None, None, vacant_since=NOW - 5)
+    why = "RabbitMQ may have yet to notice that its last holder is gone"
+    for at, act in [(NOW, RAISE), (NOW - 5 - READ_BEFORE, RAISE), (NOW - 5.1 - READ_BEFORE, None)]:
+        assert of(decide(replace(seen, idle_at={"s": at}), NOW))[0] is act
+    unread = replace(seen, idle_at={})
+    assert of(decide(unread, NOW)) == (None, why)
+    assert of(decide(unread, NOW - 5 + DEAD_WITHIN))[0] is RAISE
+    # Whoever has left in good order is surely gone.
+    seen.claims.add("s", 8, "gone", 1.0)
+    seen.claims.forget("gone", NOW - 5, in_good_order=True)
+    assert of(decide(unread, NOW))[0] is RAISE
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_vacant_shard_is_not_raised_while_the_broker_may_wait_for_its_last_holder(alone: bool) -> None:
     """RabbitMQ 4.3 waits for a consumer whose node is lost; a raise meanwhile would make it wait for minutes."""
@@ -297,7 +314,7 @@ def test_a_member_alone_raises_at_once_what_it_does_not_get_yet() -> None:
     """
     links = {"s": LinkView(), "t": LinkView(delivered_at=NOW - 1), "u": LinkView()}
     me = {"me": MemberView(is_local=True, links=links)}
-    seen = View(me, ["s", "t", "u"], Claims(), unmovable={"u": "classic"}, least_epoch=1000)
+    seen = View(me, ["s", "t", "u"], Claims(), unmovable={"u": "classic"}, idle_at={"s": NOW}, least_epoch=1000)
     assert decide(seen, NOW).steps == [
         Step(act, "me", s, 1000) for act, s in ((RAISE, "s"), (CLAIM, "t"), (CLAIM, "u"))
     ]

@@ -145,7 +145,7 @@ def test_the_shards_of_a_sidecar_that_is_not_heard_for_a_while_go_to_the_others_
     world = World(12, Random(1))
     grown(world, 2)
     world.sidecars["sidecar-1"].is_deaf = True
-    world.run(20)
+    world.run(60)
     assert world.counts() == [0, 12]
     world.sidecars["sidecar-1"].is_deaf = False
     world.run(2 * PROMISE)
@@ -218,7 +218,7 @@ def test_a_consumer_that_the_broker_keeps_never_gets_a_shard(leaving: str) -> No
     world.sidecar("sidecar-3").join("newcomer")
     world.run(1)
     world.sidecars["sidecar-1"].is_deaf = True
-    world.run(20)
+    world.run(60)
     world.crash("sidecar-1")
     assert ghosts(world)
     world.run(SILENCE + PROMISE)

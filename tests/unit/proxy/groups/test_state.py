@@ -28,6 +28,7 @@ def state(*shards: str) -> tuple[GroupState, Member]:
     """A sidecar that has one member and hears itself."""
     made, its = GroupState("own", "host"), member("m", *shards)
     made.lost_after = dict.fromkeys(shards, 0.0)
+    made.idle_at = dict.fromkeys(shards, NOW + 1000)
     made.follow(shards, NOW, NOW)
     made.joined(its, NOW)
     made.heard(made.beat(NOW - 1), NOW - 1)

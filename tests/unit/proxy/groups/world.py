@@ -143,6 +143,8 @@ class Sidecar:
 
     def turn(self) -> None:
         now = self.world.now
+        held = {link.shard for shard in self.world.shards.values() for link in shard.links if link.unacked}
+        self.state.idle_at = dict.fromkeys(self.world.shards.keys() - held, now)
         self.state.kept_at = dict.fromkeys(self.world.shards, now)
         self.settle()
         self.state.follow(self.world.ring & self.world.shards.keys(), now, now)
