@@ -21,7 +21,7 @@ LOST_MARGIN: Final = 2.0
 CLAIMED_WITHIN: Final = 5.0
 """Seconds after a delivery to another member in which a shard is not raised, since that one is to claim it first."""
 
-DEAD_WITHIN: Final = 30.0
+DEAD_WITHIN: Final = 15.0
 """Seconds after the loss of a holder in which a shard is raised only if a reading shows no unacked messages of it: the
 broker may have yet to notice that the holder's connection is dead."""
 

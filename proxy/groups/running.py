@@ -13,6 +13,7 @@ from proxy.groups.beat import Beat, BeatError, OtherVersionError, decode, encode
 from proxy.groups.claims import priority
 from proxy.groups.decision import Act, Step
 from proxy.groups.exactness import Exactness, Shard
+from proxy.groups.followers import SILENCE
 from proxy.groups.member import Actions, Link, Member
 from proxy.groups.membership import Membership
 from proxy.groups.state import GroupState
@@ -332,12 +333,7 @@ class RunningGroup:
         """
         while True:
             await asyncio.sleep(WIDEN_EVERY)
-            # Two readings tell more than one only if the broker may have counted in between.
-            old = time.monotonic() - STATISTICS
-            unsafe = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
-            unsafe |= self.state.lost()
-            known = self.exactness.shards
-            if due := sorted(shard for shard in unsafe if shard not in known or known[shard].read_at <= old):
+            if due := self._unsure(time.monotonic()):
                 await self._read(due)
             now = time.monotonic()
             timed_out = now - (self._parts.consumer_timeout or BROKERS_TIMEOUT) - TIMEOUT_MARGIN
@@ -349,6 +345,18 @@ class RunningGroup:
                         actions.widen(probe.member, probe.shard)
                     elif is_late:
                         actions.subscribe(probe.member, probe.shard, probe.priority, is_probe=True)
+
+    def _unsure(self, now: float) -> list[str]:
+        """Return the shards whose unacked messages are to be counted now, since somebody that is gone may hold some."""
+        known = self.exactness.shards
+        read_at = {shard: known[shard].read_at if shard in known else 0.0 for shard in self.state.shards}
+        probed = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
+        # What somebody held before the claim may be counted until then. One reading after that is enough.
+        counted = {shard: since + SILENCE + STATISTICS for shard, since in self.state.silent().items()}
+        silent = {shard for shard, at in counted.items() if read_at.get(shard, 0.0) < at <= now}
+        # Two readings tell more than one only if the broker may have counted in between.
+        unsure = probed | silent | self.state.lost()
+        return sorted(shard for shard in unsure if read_at.get(shard, 0.0) <= now - STATISTICS)
 
     def _is_alone(self, probe: Link) -> bool:
         """Return whether a reading that began after a probe got its message shows no other unacked message."""

@@ -165,6 +165,16 @@ class GroupState:
         moves = [move for move in self.decision.moves if not move.holder and move.target in self.local]
         return {move.shard for move in moves if not self.claims.is_given_up(move.shard)}
 
+    def silent(self) -> dict[str, float]:
+        """Return the shards whose claims have brought members of this sidecar nothing, and the times of these."""
+        mine = {shard: claim for shard, claim in self.claims.winners.items() if claim.member in self.local}
+        links = {shard: self.local[claim.member].links.get(shard) for shard, claim in mine.items()}
+        return {
+            shard: mine[shard].since
+            for shard, link in links.items()
+            if link is not None and link.delivered_at <= mine[shard].since
+        }
+
     def held(self, *, is_first: bool) -> list[str]:
         """Return the shards that members of this sidecar hold; with `is_first` also those that no member holds."""
         holders = self.claims.holders

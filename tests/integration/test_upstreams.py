@@ -437,7 +437,7 @@ def test_patterns_match_as_the_brokers_do(broker: Broker, vhost: VirtualHost, cl
     with client.pika(port_of(broker.amqp_url), vhost.name) as channel:
         queues = [channel.queue_declare("", exclusive=True).method.queue for _ in range(3)]
 
-        @settings(max_examples=min(60, settings.default.max_examples), database=None)
+        @settings(max_examples=min(60, settings().max_examples), database=None)
         @given(st.lists(words(2), min_size=1, max_size=3), st.lists(words(9), min_size=1, max_size=6))
         def check(patterns: list[list[str]], keys: list[list[str]]) -> None:
             channel.exchange_declare("topic", "topic")
