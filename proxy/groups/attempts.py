@@ -87,6 +87,10 @@ class Attempts:
         """Note that a shard does not exist: whether a link may be opened does not depend on the time then."""
         self._pauses.pop((member, shard), None)
 
+    def handed_over(self, member: str, shard: str) -> None:
+        """Note that a member has given a shard up, so that it may wait for it again at once."""
+        self._pauses.pop((member, shard), None)
+
     def asked(self, member: str, shard: str, now: float) -> None:
         """Note that a session was asked for a link."""
         self._pause(member, shard, now, longer=False)

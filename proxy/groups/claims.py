@@ -18,8 +18,7 @@ MOST_KNOWN: Final = 20_000
 _TIE_BITS: Final = 16
 
 _FAR: Final = 1 << 34
-"""A time that no clock shows, in seconds since 1970. With it, the priorities of all claims since 1970 + 2**18 seconds
-are above those of consumers without a claim.
+"""A time that no clock shows, in seconds since 1970. Until then the priorities of those who join later fall towards 0.
 """
 
 LEVELS: Final = 4096
@@ -59,7 +58,8 @@ def lowest(now: float) -> int:
     """Return the x-priority of a consumer that is subscribed at the time `now`, in seconds since 1970, without a claim.
 
     It is below that of each claim, and below that of each consumer that was subscribed earlier: so whoever joins waits,
-    and those who joined earlier may hand a shard on among themselves.
+    and those who joined earlier may hand a shard on among themselves. It is for shards whose consumers are the group's
+    alone, since it is above the priority 0 that others have.
     """
     return (_FAR - int(now)) * LEVELS + LEVELS // 2
 
@@ -163,7 +163,8 @@ class Claims:
             return
         if self.winners[shard] == claims.pop(member):
             self._vacant[shard] = seen
-            if in_good_order:
+            self._given_up.discard(shard)
+            if in_good_order and not claims:
                 self._given_up.add(shard)
         if claims:
             self.winners[shard] = max(claims.values(), key=_rank)

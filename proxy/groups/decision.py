@@ -29,7 +29,8 @@ READ_BEFORE: Final = 2.0
 """Seconds by which such a reading may have begun before the loss, as it is noticed late."""
 
 HANDED_OVER_WITHIN: Final = 10.0
-"""Seconds after which a shard is raised all the same whose holder does not begin to hand it over."""
+"""The least seconds after which a shard is raised all the same whose holder does not begin to hand it over; in a large
+fleet it is three of a sidecar's beats."""
 
 HEAL: Final = 5.0
 """Seconds after a claim in which deliveries to other members do not count: they may precede the takeover."""
@@ -39,7 +40,7 @@ class Act(Enum):
     """The kinds of steps that `decide` may ask for."""
 
     SUBSCRIBE = "subscribe"
-    """Open a link that waits behind the active consumer; a link of a lower priority is replaced."""
+    """Open a link that waits behind the active consumer; a link of another priority is replaced."""
     CLAIM = "claim"
     """Claim a shard whose active consumer the member is already; no frame is sent to RabbitMQ."""
     RAISE = "raise"
@@ -138,6 +139,10 @@ def decide(view: View, now: float) -> Decision:
             decision.next_in_line[target, shard] = since
         if holder is None or holder.member != target:
             decision.moves.append(Move(shard, holder.member if holder else "", target, why))
+        elif link_to(view, target, shard).hands_over:
+            decision.moves.append(
+                Move(shard, target, target, "it was about to be handed over, and comes back once acked")
+            )
         elif (holds := held_unacked(links, shard, target)) is not None:
             decision.moves.append(
                 Move(shard, holds[1], target, f"the old member has yet to ack {holds[0]} of its messages")
@@ -148,11 +153,11 @@ def decide(view: View, now: float) -> Decision:
 def _may_hand_over(view: View, shard: str, holder: Claim, target: str) -> bool:
     """Return whether a member of this sidecar is to give its shard up now, as the next one is ready to take it."""
     member = view.members.get(holder.member)
-    if member is None or not member.is_local or not view.hears or shard in view.unmovable or holder.member == target:
+    if member is None or not member.is_local or not view.hears or shard not in view.movable or holder.member == target:
         return False
     held, its = link_to(view, holder.member, shard), link_to(view, target, shard)
     is_ready = its.is_open and its.priority == top_of(held, holder) - 1
-    return is_ready and held.is_open and not held.hands_over and not _has_old(held, holder)
+    return is_ready and held.is_open and not held.hands_over and not _has_old(held)
 
 
 def _next_since(view: View, shard: str, holder: Claim | None, target: str, now: float) -> float | None:
@@ -166,13 +171,16 @@ def _next_since(view: View, shard: str, holder: Claim | None, target: str, now: 
     return since if since is not None and since >= holder.since else now
 
 
-def _has_old(held: LinkView, holder: Claim) -> bool:
-    """Return whether the holder's link is a probe with a message: others may hold more, and nobody else may come."""
-    return held.is_probe and held.delivered_at > holder.since
+def _has_old(held: LinkView) -> bool:
+    """Return whether the holder's link is a probe that has got its message: a consumer that is gone may hold others.
+
+    Until these are back, nobody else may get messages of the shard.
+    """
+    return held.is_probe and held.delivered_at > 0
 
 
 def _active(view: View, links: Links, shard: str, holder: Claim | None) -> str | None:
-    """Return the member of this sidecar that the broker has chosen for a shard that cannot be moved.
+    """Return the member of this sidecar that the broker has chosen for a shard, whoever claims it.
 
     It is None where that member holds the shard already, or is another sidecar's, or is not known.
     """
@@ -217,16 +225,19 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
     RabbitMQ 4.3 would keep the holder's consumer if its channel ended while it gives way to a higher priority.
     """
     held = link_to(view, holder.member, case.shard)
-    if holder.member not in view.members or case.shard in view.unmovable or not has_room(top_of(held, holder)):
+    top = top_of(held, holder)
+    if holder.member not in view.members or case.shard not in view.movable or not has_room(top):
         return _raise(view, case, now)
-    if _has_old(held, holder):
+    if _has_old(held):
         return None, "RabbitMQ may have kept a consumer that is gone, for whose messages the old member waits"
     if held.hands_over:
         return None, f"the old member has yet to ack {held.unacked} of its messages"
-    if case.link.priority != top_of(held, holder) - 1:
+    if case.link.priority > top:
+        return Act.CLAIM, "its consumer is above the old member's"
+    if case.link.priority != top - 1:
         return None, "it is to be the next in line"
     since = view.next_in_line.get((case.target, case.shard), now)
-    if now < max(since, holder.since) + HANDED_OVER_WITHIN:
+    if now < max(since, holder.since) + max(HANDED_OVER_WITHIN, 3 * view.every):
         return None, "the old member is to hand it over"
     return _raise(view, case, now)
 

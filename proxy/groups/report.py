@@ -111,7 +111,7 @@ def _member(member: Member, is_stalled: bool) -> dict[str, Any]:
         "here": True,
         "since": _time(member.since),
         "stalled": is_stalled,
-        "unacked": sum(link.unacked for link in member.links.values()),
+        "unacked": sum(link.unacked for link in (*member.links.values(), *member.held)),
     }
 
 

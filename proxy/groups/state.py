@@ -59,6 +59,8 @@ class GroupState:
         """The seconds for which each shard waits for a consumer whose node is lost, as far as that is read."""
         self.unmovable: dict[str, str] = {}
         """The shards that a higher x-priority does not move to another member, each with the reason."""
+        self.movable: frozenset[str] = frozenset()
+        """See `View.movable`."""
         self.idle_at: dict[str, float] = {}
         """See `View.idle_at`."""
         self.kept_at: dict[str, float] = {}
@@ -89,8 +91,8 @@ class GroupState:
         """The queues of the present ring, and those of earlier ones that were claimed when it came."""
         self._missing: dict[str, float] = {}
         self.attempts = Attempts()
-        self._handing_over: dict[tuple[str, str], int] = {}
-        """By member and shard, the shards that members of this sidecar are giving up, with the priority of the link."""
+        self._handing_over: dict[tuple[str, str], Link] = {}
+        """By member and shard, the links by which members of this sidecar are giving shards up."""
         self._stalled_until: dict[str, float] = {}
         # Of a later group of the same exchange, so that the others do not take its first beats for late ones.
         self._number = time.time_ns() // 1_000_000
@@ -163,7 +165,8 @@ class GroupState:
     def lost(self) -> set[str]:
         """Return the shards that should belong to members of this sidecar, and whose holder is gone without a word."""
         moves = [move for move in self.decision.moves if not move.holder and move.target in self.local]
-        return {move.shard for move in moves if not self.claims.is_given_up(move.shard)}
+        shards = {move.shard for move in moves} - self.unmovable.keys()
+        return {shard for shard in shards if not self.claims.is_given_up(shard)}
 
     def silent(self) -> dict[str, float]:
         """Return the shards whose claims have brought members of this sidecar nothing, and the times of these."""
@@ -207,6 +210,8 @@ class GroupState:
             self.claims.learn(shard, link.epoch)
             if link.claim and not member.is_leaving:
                 claims[shard] = link.claim
+            elif link.priority and self.claims.holders.get(shard) in self.local:
+                self._changed(now)  # It may be next in line now, so that it gets the shard.
             if link.delivered_ago is not None and shard in self._seen:
                 self._delivered_at.setdefault(member.id, {})[shard] = now - link.delivered_ago
                 if not link.is_probe:
@@ -302,7 +307,8 @@ class GroupState:
         self.claims.withdraw(self.local, now)
         for step in (decision := decide(self._view(now), now)).steps:
             if step.act is Act.HAND_OVER:
-                self._handing_over[step.member, step.shard] = self.local[step.member].links[step.shard].priority
+                self._handing_over[step.member, step.shard] = self.local[step.member].links[step.shard]
+                self.attempts.handed_over(step.member, step.shard)
                 self._changed(now)
             elif step.act is not Act.CLAIM:
                 self.attempts.asked(step.member, step.shard, now)
@@ -323,9 +329,11 @@ class GroupState:
 
         RabbitMQ has made the next member active by then.
         """
-        for member_id, shard in list(self._handing_over):
+        for (member_id, shard), link in list(self._handing_over.items()):
             member = self.local.get(member_id)
-            if member is None or all(link.shard != shard for link in member.held):
+            if member is not None and member.links.get(shard) is link:
+                del self._handing_over[member_id, shard]  # Its session could not do so, as while it ends.
+            elif member is None or link not in member.held:
                 del self._handing_over[member_id, shard]
                 self.claims.drop(shard, member_id, now, in_good_order=True)
 
@@ -383,9 +391,9 @@ class GroupState:
         for link in member.held:
             told = links.get(link.shard, LinkBeat(0, self.claims.epoch(link.shard), None, 0))
             links[link.shard] = told._replace(unacked=told.unacked + link.unacked)
-        for (member_id, shard), level in self._handing_over.items():
+        for (member_id, shard), link in self._handing_over.items():
             if member_id == member.id and shard in held:
-                links[shard] = links[shard]._replace(priority=level, hands_over=True)
+                links[shard] = links[shard]._replace(priority=link.priority, hands_over=True)
         is_stalled, most = self.is_stalled(member.id, now), member.held_at_most
         return MemberBeat(member.id, member.client, member.since, is_stalled, prefetch=most, links=links)
 
@@ -405,7 +413,7 @@ class GroupState:
                 link.delivered_at,
                 link.unacked,
                 link.is_open,
-                self._handing_over.get((member.id, shard), link.priority),
+                self._handing_over.get((member.id, shard), link).priority,
                 link.is_probe,
                 (member.id, shard) in self._handing_over,
             )
@@ -413,9 +421,7 @@ class GroupState:
         }
         for link in member.held:
             key = member.id, link.shard
-            given_up = LinkView(
-                is_open=False, priority=self._handing_over.get(key, 0), hands_over=key in self._handing_over
-            )
+            given_up = LinkView(is_open=False, priority=link.priority, hands_over=key in self._handing_over)
             seen = links.get(link.shard, given_up)
             links[link.shard] = seen._replace(
                 unacked=seen.unacked + link.unacked, delivered_at=max(seen.delivered_at, link.delivered_at)
@@ -464,6 +470,7 @@ class GroupState:
             self.claims,
             leaving,
             hears=self.hears(now),
+            movable=self.movable,
             unmovable=self.unmovable,
             lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
             kept_at=self.kept_at,

@@ -54,6 +54,8 @@ class View:
     hears: bool = True
     """Whether this sidecar hears the other sidecars of the group, and so knows all members. If it does not, it claims
     nothing, since it could take shards from members that it does not know of."""
+    movable: Set[str] = frozenset()
+    """The shards that were read, and that a higher x-priority moves to another member."""
     unmovable: Mapping[str, str] = field(default_factory=dict)
     """The shards that a higher x-priority does not move to another member, each with the reason."""
     not_before: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -107,6 +107,8 @@ def hand_over(c: Connection, consumer: Consumer, shard: str) -> None:
     consuming_of(c).wanted.pop((consumer, shard), None)
     present = consumer.member.links.get(shard)
     hidden = _channel_of(c, present) if present is not None else None
+    if present is None or (present.is_probe and present.delivered and not present.is_safe):
+        return
     if hidden is not None and c.running:
         member = consumer.member
         member.leaving = [link for link in member.leaving if link.state == LinkState.LEAVING]
@@ -152,12 +154,13 @@ def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe
     A priority of 0 stands for one below those of all present members.
     """
     consuming, member = consuming_of(c), consumer.member
-    priority = priority or lowest(time.time())
     if not consuming.has_room:
         wanted = consuming.wanted
-        before, _ = wanted.get((consumer, shard), (priority, is_probe))
-        wanted[consumer, shard] = max(priority, before), is_probe
+        before, _ = wanted.get((consumer, shard), (0, is_probe))
+        wanted[consumer, shard] = priority or before, is_probe
         return None
+    if not priority and shard in member.own:
+        priority = lowest(time.time())
     link = member.links[shard] = Link(member, shard, 0, priority, c.now)
     link.is_probe = is_probe and not member.no_ack
     hidden = consuming.take(consumer, link)

@@ -50,7 +50,7 @@ def view(
         "mine": MemberView(is_local=True, links={**links, "s": mine} if mine else links),
         "other": MemberView(is_local=False, links={"s": other} if other else {}),
     }
-    return View(members, sorted({"s", *claims.holders}), claims, idle_at={"s": NOW})
+    return View(members, sorted({"s", *claims.holders}), claims, movable={"a", "b", "c", "s"}, idle_at={"s": NOW})
 
 
 def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
@@ -445,7 +445,14 @@ def test_a_shard_of_another_member_is_not_raised_but_handed_over(mine: LinkView,
     before = replace(view(mine, other, ("other", NOW - 1)), next_in_line={("mine", "s"): 1.0})
     assert of(decide(before, NOW))[0] is None
     # A link that was never raised has no room for others below it.
-    assert of(decide(replace(seen, members={**seen.members, "other": MemberView(False, {"s": LinkView()})}), NOW))[0]
+    no_room = replace(seen, members={**seen.members, "other": MemberView(False, {"s": LinkView(priority=LEVELS)})})
+    above = {"mine": MemberView(True, {**seen.members["mine"].links, "s": LinkView(priority=OTHERS.priority + 1)})}
+    if not mine.delivered_at and not other.hands_over and not other.is_probe:
+        assert of(
+            decide(replace(no_room, members={**no_room.members, "mine": MemberView(True, {"s": LinkView()})}), NOW)
+        )[0]
+        assert of(decide(replace(seen, members={**seen.members, **above}), NOW))[0] is CLAIM
+        assert of(decide(replace(seen, movable=set()), NOW))[0] is RAISE
 
 
 @pytest.mark.parametrize(
@@ -472,13 +479,13 @@ def test_a_member_hands_its_shard_over_once_the_next_one_is_ready(
         "other": MemberView(True, {"a": OTHERS, "s": mine}),
         "new": MemberView(False, {"a": other, "s": other}),
     }
-    seen = View(members, ["a", "s"], claims)
+    seen = View(members, ["a", "s"], claims, movable={"a", "s"})
     (shard,) = [shard for shard, target in decide(seen, NOW).targets.items() if target == "new"]
     assert shard == "s"
     step = Step(Act.HAND_OVER, "other", "s")
     assert decide(seen, NOW).steps == ([step] if hands_over else [])
     assert decide(replace(seen, hears=False), NOW).steps == []
-    assert decide(replace(seen, unmovable={"s": "classic"}), NOW).steps == []
+    assert decide(replace(seen, movable={"a"}), NOW).steps == []
     # To another member of the same sidecar as well, which notes that it is next.
     here = replace(seen, members={**members, "new": MemberView(True, {"a": LinkView(), "s": other})})
     assert (step in decide(here, NOW).steps) == hands_over

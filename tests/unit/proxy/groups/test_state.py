@@ -28,6 +28,7 @@ def state(*shards: str) -> tuple[GroupState, Member]:
     """A sidecar that has one member and hears itself."""
     made, its = GroupState("own", "host"), member("m", *shards)
     made.lost_after = dict.fromkeys(shards, 0.0)
+    made.movable = frozenset(shards)
     made.idle_at = dict.fromkeys(shards, NOW + 1000)
     made.follow(shards, NOW, NOW)
     made.joined(its, NOW)
@@ -160,6 +161,7 @@ def test_raises_in_vain_become_rarer_and_those_of_an_idle_shard_do_not() -> None
             raised += [second for step in made.tick(now).steps if step.act is Act.RAISE]
         pauses = [later - earlier for earlier, later in pairwise(raised)]
         if delivers:
+            # The first ones also depend on when the other member's claims come.
             assert pauses[-3:] == sorted(pauses[-3:])
             assert pauses[-1] >= 60
             assert len(raised) <= 6
@@ -392,3 +394,52 @@ def test_no_probe_comes_before_a_consumer_that_was_kept_since_the_last_delivery_
     raised.state = LinkState.OPEN
     found = [[each.is_probe for each in made.followers(at)] for at in (NOW + 29.9, NOW + 30)]
     assert found == [[] if got_by in ("another's member", "the member itself") else [True], [True]]
+
+
+def test_a_shard_that_is_handed_over_is_told_of_until_the_client_holds_nothing_and_then_given_up() -> None:
+    made, its = state("s", "t")
+    made.tick(NOW)
+    link, epoch = its.links["s"], made.claims.epoch("s")
+    link.priority = made.local["m"].links["t"].priority = priority(epoch, "m")
+    link.delivered_at = NOW + 5
+    next_one = {"s": LinkBeat(0, epoch, None, 0, link.priority - 1), "t": LinkBeat(0, 1, None, 0, link.priority - 1)}
+    made.heard(Beat("z", "host", 1, 1.0, (MemberBeat("a", "", 0.0, links=next_one),)), NOW + 6)
+    made.heard(made.beat(NOW + 6), NOW + 6)
+    (step,) = [step for step in made.tick(NOW + 7).steps if step.act is Act.HAND_OVER]
+    assert (step.member, made.due) == ("m", NOW + 7 + CALM)
+    handed = its.links[step.shard]
+    # Its session may be unable to do it. Then it is as before.
+    assert made.tick(NOW + 7.5).steps == [step]
+    assert made.claims.holders[step.shard] == "m"
+    leave(its, step.shard, 3)
+    for at in (NOW + 8, NOW + 9):
+        assert [each.act for each in made.tick(at).steps] == []
+        told = made.beat(at).members[0].links[step.shard]
+        assert (told.claim, told.priority, told.unacked, told.hands_over) == (
+            made.claims.winners[step.shard].epoch, handed.priority, 3, True
+        )  # fmt: skip
+        assert made.unacked(step.shard) == 3
+    handed.unacked = 0
+    made.heard(made.beat(NOW + 10), NOW + 10)
+    # It waits for the shard again, at once, and the other one may claim it.
+    assert [(each.act, each.shard) for each in made.tick(NOW + 10).steps] == [(Act.SUBSCRIBE, step.shard)]
+    assert (step.shard in made.claims.holders, made.claims.is_given_up(step.shard)) == (False, True)
+
+
+def test_whoever_is_about_to_hand_a_shard_over_and_gets_it_back_is_told_why_nothing_comes() -> None:
+    made, its = state("s", "t")
+    made.tick(NOW)
+    epoch = made.claims.epoch("s")
+    for link in its.links.values():
+        link.priority = priority(epoch, "m")
+    next_one = {shard: LinkBeat(0, epoch, None, 0, its.links[shard].priority - 1) for shard in ("s", "t")}
+    made.heard(Beat("z", "host", 1, 1.0, (MemberBeat("a", "", 0.0, links=next_one),)), NOW + 6)
+    made.heard(made.beat(NOW + 6), NOW + 6)
+    (step,) = [step for step in made.tick(NOW + 7).steps if step.act is Act.HAND_OVER]
+    leave(its, step.shard, 3)
+    made.heard(Beat("z", "host", 2, 1.0, ()), NOW + 8)
+    made.heard(made.beat(NOW + 8), NOW + 8)
+    (move,) = made.tick(NOW + 8).moves
+    assert (move.shard, move.target, move.why) == (
+        step.shard, "m", "it was about to be handed over, and comes back once acked"
+    )  # fmt: skip

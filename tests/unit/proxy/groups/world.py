@@ -143,6 +143,7 @@ class Sidecar:
 
     def turn(self) -> None:
         now = self.world.now
+        self.state.movable = frozenset(self.world.shards)
         held = {link.shard for shard in self.world.shards.values() for link in shard.links if link.unacked}
         self.state.idle_at = dict.fromkeys(self.world.shards.keys() - held, now)
         self.state.kept_at = dict.fromkeys(self.world.shards, now)
