@@ -58,8 +58,7 @@ def lowest(now: float) -> int:
     """Return the x-priority of a consumer that is subscribed at the time `now`, in seconds since 1970, without a claim.
 
     It is below that of each claim, and below that of each consumer that was subscribed earlier: so whoever joins waits,
-    and those who joined earlier may hand a shard on among themselves. It is for shards whose consumers are the group's
-    alone, since it is above the priority 0 that others have.
+    and those who joined earlier may hand a shard on among themselves.
     """
     return (_FAR - int(now)) * LEVELS + LEVELS // 2
 

@@ -61,8 +61,6 @@ class Groups:
         self._joining: dict[str, asyncio.Task[None]] = {}
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}
-        self._own: dict[Name, set[str]] = {}
-        """By group, also of such as have ended, the movable shards that only members consume, as last read."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more."""
@@ -201,14 +199,12 @@ class Groups:
             code, what = (PRECONDITION_FAILED, "no") if seen.shards else (INTERNAL_ERROR, "perhaps no")
             actions.refuse(member, code, f"groups_require is exact, and {where} has {what} exact group: {why}")
             return
-        if name in self._own or len(self._own) < MOST_NAMES:
-            member.own = self._own.setdefault(name, set())
         actions.start(member, shards_of(self._parts.router.entries.get(name, entry)))
         if member.id not in self._joining:
             return  # Its session could not start it, as where it lacks channels, and `leave` was called from there.
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = RunningGroup(name, self._parts, member.own, seen, self._end)
+            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end)
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:

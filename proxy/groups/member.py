@@ -91,7 +91,7 @@ class Member:
     """One consumer that a client has started on a group's name, until it is cancelled or its channel ends."""
 
     __slots__ = (
-        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "own", "prefetch", "since", "tag", "vhost",
+        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "prefetch", "since", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -103,8 +103,6 @@ class Member:
         """The links by which the client held unacked messages when the member left, or handed the shard over."""
         self.prefetch = DEFAULT_PREFETCH
         """The most unacknowledged messages of each link."""
-        self.own: set[str] = set()
-        """The movable shards that only members consume, as far as they are read; the group keeps it up to date."""
         self.no_ack = False
         """Whether the broker counts a message as acked once it is sent."""
         self.since = 0.0

@@ -102,11 +102,10 @@ class RunningGroup:
     """One group, for as long as this sidecar has members of it."""
 
     def __init__(
-        self, name: Name, parts: Parts, own: set[str], seen: Exactness | None, over: Callable[["RunningGroup"], None]
+        self, name: Name, parts: Parts, seen: Exactness | None, over: Callable[["RunningGroup"], None]
     ) -> None:
         """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
 
-        `own` is kept up to date: the movable shards that nobody but members consumes, by the last reading.
         `over` is called with the group, perhaps more than once, when this sidecar has neither a member any more nor one
         that has left and whose client holds messages.
         """
@@ -114,7 +113,6 @@ class RunningGroup:
         self.state = GroupState(parts.sidecar, parts.host)
         self.state.probes_after = parts.probes_after
         self.exactness = Exactness()
-        self.own = own
         self.waiting: frozenset[str] = frozenset()
         """The shards with messages that no member gets, by the last two readings.
 
@@ -415,8 +413,6 @@ class RunningGroup:
         idle = {name: shard.read_at for name, shard in seen.shards.items() if not shard.unacked}
         self.state.idle_at = {name: read_at - STATISTICS for name, read_at in idle.items()}
         self.state.movable = frozenset(seen.shards.keys() - seen.unmovable.keys())
-        self.own.clear()
-        self.own.update(name for name in self.state.movable if not seen.shards[name].direct)
         self.state.kept_at = {name: read_at - STATISTICS for name, read_at in kept.items()}
         self._tell()
         where = self.name[1], self.name[0]

@@ -159,8 +159,7 @@ def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe
         before, _ = wanted.get((consumer, shard), (0, is_probe))
         wanted[consumer, shard] = priority or before, is_probe
         return None
-    if not priority and shard in member.own:
-        priority = lowest(time.time())
+    priority = priority or lowest(time.time())
     link = member.links[shard] = Link(member, shard, 0, priority, c.now)
     link.is_probe = is_probe and not member.no_ack
     hidden = consuming.take(consumer, link)
