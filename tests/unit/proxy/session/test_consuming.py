@@ -1,8 +1,11 @@
 """What a client's methods about consumers and deliveries do to its members, frame by frame."""
 
+import time
+
 import pytest
 from pamqp import commands
 
+from proxy.groups.claims import lowest
 from proxy.groups.member import LinkState
 from proxy.session import client_loop, consuming, settling
 from proxy.session.backlog import Wait
@@ -110,11 +113,14 @@ def test_links_get_the_clients_arguments_and_prefetch() -> None:
     wire = Grouping()
     wire.client(made(1, commands.Basic.Qos(prefetch_count=7, global_=True)))
     wire.no_queue(wire.ask(arguments={"note": "n"}, no_ack=True))
-    wire.actions.start(wire.asked(), ["q1"])
+    member = wire.asked()
+    wire.actions.start(member, ["q1"])
     _, qos, asked = wire.frames()
     assert qos.whole == made(A, commands.Basic.Qos(prefetch_count=7))
     queue, tag = b"\x02q1", b"\x01c"
-    table = b"\x04noteS\0\0\0\x01n\x0ax-priorityl" + bytes(8)
+    now = time.time()
+    assert lowest(now) <= member.links["q1"].priority <= lowest(now - 60)
+    table = b"\x04noteS\0\0\0\x01n\x0ax-priorityl" + member.links["q1"].priority.to_bytes(8, "big")
     assert asked.payload == b"\0\x3c\0\x14\0\0" + queue + tag + b"\2" + len(table).to_bytes(4, "big") + table
 
 
