@@ -72,7 +72,7 @@ class Move(NamedTuple):
     """The id of the member that holds the shard, or its messages; empty if nobody does."""
     target: str
     why: str
-    """What the move waits for, in words."""
+    """The reason for which the shard has not moved yet, in words that reports show."""
 
 
 @dataclass

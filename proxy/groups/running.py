@@ -257,7 +257,7 @@ class RunningGroup:
         self.state.follow(shards_of(entry), entry.read_at, now)
 
     def _follow_raises(self, now: float) -> None:
-        """Have the links that wait follow the priorities of the holders, which have been raised."""
+        """Open links again that wait for a shard and have the wrong priority since its holder has changed."""
         for step in self.state.followers(now):
             self._do(step)
 

@@ -444,13 +444,12 @@ def test_a_shard_of_another_member_is_not_raised_but_handed_over(mine: LinkView,
     # The time counts from the holder's claim, at the earliest.
     before = replace(view(mine, other, ("other", NOW - 1)), next_in_line={("mine", "s"): 1.0})
     assert of(decide(before, NOW))[0] is None
-    # A link that was never raised has no room for others below it.
-    no_room = replace(seen, members={**seen.members, "other": MemberView(False, {"s": LinkView(priority=LEVELS)})})
-    above = {"mine": MemberView(True, {**seen.members["mine"].links, "s": LinkView(priority=OTHERS.priority + 1)})}
-    if not mine.delivered_at and not other.hands_over and not other.is_probe:
-        assert of(
-            decide(replace(no_room, members={**no_room.members, "mine": MemberView(True, {"s": LinkView()})}), NOW)
-        )[0]
+    # Nor where no priorities are left below the old member's, or the shard was not read, or mine is above already.
+    if not other.hands_over and not other.is_probe:
+        none_left = {**seen.members, "other": MemberView(False, {"s": LinkView(priority=LEVELS)})}
+        none_left["mine"] = MemberView(True, {"s": LinkView()})
+        assert of(decide(replace(seen, members=none_left), NOW))[0] is RAISE
+        above = {"mine": MemberView(True, {**seen.members["mine"].links, "s": LinkView(priority=OTHERS.priority + 1)})}
         assert of(decide(replace(seen, members={**seen.members, **above}), NOW))[0] is CLAIM
         assert of(decide(replace(seen, movable=set()), NOW))[0] is RAISE
 
