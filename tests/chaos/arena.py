@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from testbed import SetupError
 from testbed.debian import ensure_installed
 from testbed.node import Node
 from tests.chaos.history import Limits
@@ -272,17 +271,3 @@ async def arena(
             yield made
         finally:
             await asyncio.to_thread(made.kill_all)
-
-
-def start_again(node: Node) -> None:
-    """Start a node that was killed, and once more if it ends meanwhile, as who runs nodes does.
-
-    RabbitMQ's plugin for sharding ends the start of a node if an exchange is deleted right then, as that of a group may
-    be (seen on 4.3.6: `rabbit_policy:get/2` gets `undefined`).
-    """
-    try:
-        node.start()
-    except SetupError as error:
-        if "ended while starting" not in str(error):
-            raise
-        node.start()

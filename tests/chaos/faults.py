@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 from testbed.node import Node
-from tests.chaos.arena import SETTLE_TIME, Arena, start_again
+from tests.chaos.arena import SETTLE_TIME, Arena
 from tests.chaos.history import Hang, Span
 from tests.chaos.management import Mood
 from tests.chaos.network import Network
@@ -90,7 +90,7 @@ class Injector:
             killed = time.monotonic()
             await asyncio.to_thread(node.kill)
             await asyncio.sleep(fault.lasts)
-            await asyncio.to_thread(start_again, node)
+            await asyncio.to_thread(node.start)
             wanted = self._queues.history.current
             kept = await asyncio.to_thread(self._queues.restore, node, killed)
             self._down = None

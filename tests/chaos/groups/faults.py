@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.chaos.arena import Arena, start_again
+from tests.chaos.arena import Arena
 from tests.chaos.groups.history import History, Stall, Trouble
 from tests.chaos.groups.members import Group
 from tests.chaos.network import Network
@@ -85,7 +85,7 @@ class Injector:
             self._arena.front.target = others[0].management_url
         await asyncio.to_thread(node.kill)
         await asyncio.sleep(fault.lasts)
-        await asyncio.to_thread(start_again, node)
+        await asyncio.to_thread(node.start)
         self._trouble(begin, None)
         return Effect(node.name)
 
