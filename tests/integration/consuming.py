@@ -277,12 +277,14 @@ class Behaviour:
     """The sharding plugin refuses to bind, unbind, purge or delete its pseudo-queue; elsewhere the connection ends."""
     cuts_bytes: bool
     """A refusal's text is cut at 255 bytes; elsewhere at 255 characters, which may be more bytes than fit a frame."""
+    breaks_auto_delete: bool
+    """An auto-delete exchange breaks if one is bound to it while another takes the last binding away."""
 
 
 _SEEN = {
-    (3, 10): Behaviour(False, False, False, False, True, None, False, False, False, True),
-    (4, 0): Behaviour(True, True, False, False, True, 20, False, True, True, False),
-    (4, 3): Behaviour(True, False, True, True, False, 20, True, True, True, False),
+    (3, 10): Behaviour(False, False, False, False, True, None, False, False, False, True, False),
+    (4, 0): Behaviour(True, True, False, False, True, 20, False, True, True, False, False),
+    (4, 3): Behaviour(True, False, True, True, False, 20, True, True, True, False, True),
 }
 
 

@@ -111,6 +111,22 @@ async def test_members_of_several_sidecars_share_the_shards_and_a_crash_moves_on
         print("balanced after", {what: f"{seconds:.1f} s" for what, seconds in told.items()})
 
 
+async def test_the_exchange_of_the_beats_stays_when_the_group_ends(broker: Broker, vhost: VirtualHost) -> None:
+    """It is no auto-delete exchange, which RabbitMQ 4.3 may break: test_broker_auto_delete."""
+
+    def bound() -> bool:
+        found = vhost.api.ask("GET", "bindings", vhost.name)
+        return any(binding["source"] == "orders.group" for binding in found)
+
+    sharded(vhost)
+    async with node(broker, vhost.name) as a:
+        await a.join()
+        await asyncio.to_thread(wait_until, "the sidecar's queue", bound)
+    await asyncio.to_thread(wait_until, "no queue of a sidecar", lambda: not bound())
+    shown = vhost.api.ask("GET", "exchanges", vhost.name, "orders.group")
+    assert (shown["type"], shown["durable"], shown["auto_delete"]) == ("fanout", True, False)
+
+
 class Consumers:
     """Ordinary clients that consume from the name of the exchange, and what they got of each shard."""
 
