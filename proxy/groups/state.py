@@ -8,6 +8,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import Claims
 from proxy.groups.decision import HEAL, Act, Decision, Step, decide
+from proxy.groups.deliveries import Deliveries
 from proxy.groups.followers import followers
 from proxy.groups.member import Link, Member
 from proxy.groups.peers import Peers
@@ -77,13 +78,7 @@ class GroupState:
         """Whether no other sidecar's member has claimed a shard since `followers` was called."""
         self.moves = 0
         """How many shards members of this sidecar have taken."""
-        self._delivered_at: dict[str, dict[str, float]] = {}
-        """When the members of other sidecars last got deliveries, by member and shard; in monotonic seconds here."""
-        self._flowed_at: dict[str, float] = {}
-        """When any member, also one that is gone, last got a delivery of each shard by a link that is no probe.
-
-        A probe's message may be one that was taken back from a consumer which still holds others.
-        """
+        self._deliveries = Deliveries()
         self._changes: tuple[float, float] | None = None
         """When the first and the last change since the last decision came, in monotonic seconds; None without any."""
         self._ring: tuple[str, ...] = ()
@@ -109,7 +104,7 @@ class GroupState:
         """Remove a member of this sidecar; `is_lost` says that its connection to the broker is lost."""
         member = self.local.pop(member_id, None)
         if member is not None:
-            self._note_deliveries(member)
+            self._deliveries.note(member, self._seen)
             self.claims.forget(member_id, now, in_good_order=not is_lost)
             if not is_lost:
                 self.leaving[member_id] = member
@@ -131,7 +126,7 @@ class GroupState:
         if found or ring != self._ring:
             self._ring = ring
             self._seen = {*ring, *(self._seen & self.claims.winners.keys())}
-            self._flowed_at = {shard: at for shard, at in self._flowed_at.items() if shard in self._seen}
+            self._deliveries.follow(self._seen)
             self._changed(now)
 
     def link_ended(self, member_id: str, shard: str, why: str, *, is_missing: bool, now: float) -> bool:
@@ -213,24 +208,13 @@ class GroupState:
             elif link.priority and self.claims.holders.get(shard) in self.local:
                 self._changed(now)  # It may be next in line now, so that it gets the shard.
             if link.delivered_ago is not None and shard in self._seen:
-                self._delivered_at.setdefault(member.id, {})[shard] = now - link.delivered_ago
-                if not link.is_probe:
-                    self._flowed(shard, now - link.delivered_ago)
+                self._deliveries.told(member.id, shard, now - link.delivered_ago, is_probe=link.is_probe)
         self.claims.replace(member.id, claims, now)
-
-    def _note_deliveries(self, member: Member) -> None:
-        """Note when a member of this sidecar got the last delivery of each shard."""
-        for link in (*member.links.values(), *member.leaving):
-            if link.delivered_at and not link.is_probe and link.shard in self._seen:
-                self._flowed(link.shard, link.delivered_at)
-
-    def _flowed(self, shard: str, at: float) -> None:
-        self._flowed_at[shard] = max(at, self._flowed_at.get(shard, 0.0))
 
     def _forget(self, member_id: str, seen: float) -> None:
         """Forget another sidecar's member that was last seen at the time `seen`."""
         self.claims.forget(member_id, seen)
-        self._delivered_at.pop(member_id, None)
+        self._deliveries.forget(member_id)
 
     # What follows from it.
 
@@ -260,13 +244,12 @@ class GroupState:
 
     def delivered_at(self, shard: str, besides: str = "") -> float:
         """Return when any member, `besides` one, last got a delivery of a shard; monotonic seconds, 0 for never."""
-        told = [at[shard] for member, at in self._delivered_at.items() if shard in at and member != besides]
         own = [
             member.links[shard].delivered_at
             for member in self.local.values()
             if shard in member.links and member.id != besides
         ]
-        return max([*told, *own], default=0.0)
+        return max([self._deliveries.told_last(shard, besides), *own])
 
     def unacked(self, shard: str) -> int:
         """Return how many unacked messages of a shard all members together hold, as far as this sidecar knows."""
@@ -302,7 +285,7 @@ class GroupState:
                 self._forget(member, peer.heard_at)
         self.claims.follow(self.shards, now)
         for its in self.local.values():
-            self._note_deliveries(its)
+            self._deliveries.note(its, self._seen)
         self._end_hand_overs(now)
         self.claims.withdraw(self.local, now)
         for step in (decision := decide(self._view(now), now)).steps:
@@ -446,7 +429,7 @@ class GroupState:
             if (held := member.held)
         }
         for member_id, (_, told) in self.peers.members.items():
-            delivered_at = self._delivered_at.get(member_id, {})
+            delivered_at = self._deliveries.told_of(member_id)
             links = {
                 shard: LinkView(
                     delivered_at.get(shard, 0.0),
@@ -475,7 +458,7 @@ class GroupState:
             lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
             kept_at=self.kept_at,
             idle_at=self.idle_at,
-            probed_from={shard: at + self.probes_after for shard, at in self._flowed_at.items()},
+            probed_from={shard: at + self.probes_after for shard, at in self._deliveries.ordinary.items()},
             every=self.every,
             not_before=self.attempts.not_before,
             wedged=self.wedged,
