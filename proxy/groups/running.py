@@ -295,7 +295,7 @@ class RunningGroup:
                 for shard, at in actions.oldest_unacked(member).items():
                     if timeout and now - at > timeout and member.id in self.state.local:
                         self._release(member, actions, shard, now - at)
-                        self.state.stalled(member.id, now + timeout, now)
+                        self.state.released(member.id, shard, now + timeout, now)
                     else:
                         times.append(at)
         self.oldest_unacked_at = min(times, default=0.0)

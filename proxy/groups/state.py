@@ -145,12 +145,14 @@ class GroupState:
         self._changed(now)
         return is_news
 
-    def stalled(self, member_id: str, until: float, now: float) -> None:
-        """Note that a member has lost a shard since its client did not ack.
+    def released(self, member_id: str, shard: str, until: float, now: float) -> None:
+        """Note that a member's link to a shard was ended since its client did not ack.
 
-        Until the time `until`, in monotonic seconds, it gets no shard while other members live.
+        RabbitMQ gives the shard to the highest of those that wait, whoever that is. Until the time `until`, in
+        monotonic seconds, the member gets no shard while other members live.
         """
         self._stalled_until[member_id] = until
+        self.claims.drop(shard, member_id, now, in_good_order=True)
         self._changed(now)
 
     def probes(self) -> list[Link]:

@@ -83,6 +83,7 @@ class Injector:
         others = [other for other in nodes if other is not node]
         if others:
             self._arena.front.target = others[0].management_url
+        self._history.kills.append(time.monotonic())
         await asyncio.to_thread(node.kill)
         await asyncio.sleep(fault.lasts)
         await asyncio.to_thread(node.start)

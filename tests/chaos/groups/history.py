@@ -110,6 +110,8 @@ class History:
     lives: list[Life] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
+    kills: list[float] = field(default_factory=list)
+    """When nodes of the broker were killed."""
     calms: list[Calm] = field(default_factory=list)
 
     def read(self, member: str, lines: Iterable[str], killed: float | None) -> None:

@@ -29,6 +29,12 @@ ACK_UNDER_WAY = 5.0
 A connection that is closed in good order, while nothing was done to it or to a node, loses no ack.
 """
 
+LEADER_LOST = 1.0
+"""Seconds before a node is killed in which an ack may not have reached the queue's leader; after it, `ACK_UNDER_WAY`.
+
+If the shard moves to another member then, the channel of that ack is closed, and RabbitMQ forgets the ack.
+"""
+
 STOOD_STILL = 2.0
 """Seconds without a delivery of a shard after which a sidecar may keep the first ack, as RabbitMQ may hold others back.
 """
@@ -241,7 +247,7 @@ class _Judge:
         """Judge a delivery of a message that members have got before: each of them must have let it go."""
         reason = ""
         for seen in before:
-            reason = self._let_go(seen, shard, delivery.at)
+            reason = self._let_go(seen, shard, delivery)
             if not reason and note.outcome == Told.UNKNOWN and not delivery.redelivered:
                 reason = "published twice by a publisher that was told nothing"
             if not reason:
@@ -253,9 +259,9 @@ class _Judge:
                 return
         self._verdict.redelivered[reason] += 1
 
-    def _let_go(self, seen: _Seen, shard: str, at: float) -> str:
-        """Return why a message may be delivered again at this time; empty if it may not."""
-        holder = seen.delivery.holder
+    def _let_go(self, seen: _Seen, shard: str, again: Delivery) -> str:
+        """Return why a message may be delivered once more as it is; empty if it may not."""
+        holder, at = seen.delivery.holder, again.at
         if not seen.given_back and seen.settled is None:
             self._taken_back(shard, holder, at)
         if seen.given_back:
@@ -267,6 +273,10 @@ class _Judge:
         reached = dropped - KEPT if seen.is_probe else self._acked_before.get(holder, 0.0)
         if dropped <= at and (seen.settled is None or seen.settled >= reached):
             return "connection ended"
+        if seen.settled is not None and again.holder != holder:
+            since_kills = (seen.settled - kill for kill in self._history.kills)
+            if any(-LEADER_LOST <= since <= ACK_UNDER_WAY for since in since_kills):
+                return "acked as the leader was lost"
         return ""
 
     def _alone(self, delivery: Delivery, note: Note, shard: str) -> None:

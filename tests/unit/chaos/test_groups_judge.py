@@ -259,6 +259,22 @@ def test_a_planted_redelivery_of_what_was_acked_long_before_the_connection_was_l
     assert "acked it at 105.300" in fault
 
 
+@pytest.mark.parametrize(
+    ("killed", "holder", "faults"),
+    [(111.05, B, 0), (111.15, B, 1), (105.15, B, 0), (105.05, B, 1), (110.2, A, 1)],
+)
+def test_an_ack_as_a_node_is_killed_may_be_lost_if_the_shard_moves(killed: float, holder: Holder, faults: int) -> None:
+    """The message was acked at 110.1, and comes again to the next holder, or to the same one."""
+    history = moved(good(), 101, later=2.5) if holder == B else good()
+    again = got(99, holder, 2.0, redelivered=True)
+    history.deliveries.append(again)
+    history.settlements.append(acked(again))
+    history.kills.append(killed)
+    verdict = judged(history)
+    assert len(verdict.faults) == faults
+    assert verdict.redelivered == ({} if faults else {"acked as the leader was lost": 1})
+
+
 def test_what_is_lost_over_time_may_be_taken_from_its_beginning_on() -> None:
     """A half-open connection holds nothing from its beginning on; a drained one holds until shortly before its end."""
     history = moved(unacked(good(), 99), 101)

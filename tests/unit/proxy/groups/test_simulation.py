@@ -96,6 +96,30 @@ def test_whatever_happens_a_balance_is_found_and_kept(seed: int) -> None:
         assert (world.raises(), world.takeovers()) == (0, 0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_member_that_acks_nothing_loses_its_shards_and_has_as_many_again_once_it_acks(seed: int) -> None:
+    """RabbitMQ gives them to the highest of those that wait, whoever should have them.
+
+    A member counts as stalled for 5 s after its last shard was taken from it.
+    """
+    random = Random(seed)
+    world = World(12, random)
+    grown(world, 6)
+    name = f"member-{random.randrange(6)}"
+    sidecar = next(each for each in world.sidecars.values() if name in each.state.local)
+    world.stuck = {name}
+    world.run(5.0)
+    member = sidecar.state.local[name]
+    for shard in [shard for shard, link in member.links.items() if link.unacked]:
+        sidecar.release(member, shard, until=world.now + 5.0)
+    world.run(random.uniform(0.0, 4.0))
+    assert member.id not in world.actives().values()
+    world.stuck = set()
+    world.run(5.0 + PROMISE)
+    assert world.counts() == [2] * 6
+    assert world.raises() == 0
+
+
 def test_a_shard_whose_holder_acks_nothing_moves_once_that_acks() -> None:
     world = World(4, Random(1))
     grown(world, 1)

@@ -305,7 +305,9 @@ def test_beside_sidecars_of_another_release_nothing_is_claimed() -> None:
 
 def test_a_stalled_member_says_so_until_its_time_is_over() -> None:
     made, _ = state("s")
-    made.stalled("m", NOW + 10, NOW)
+    made.claims.add("s", 1, "m", NOW)
+    made.released("m", "s", NOW + 10, NOW)
+    assert (made.claims.holder("s"), made.claims.is_given_up("s")) == (None, True)
     assert [made.beat(now).members[0].is_stalled for now in (NOW, NOW + 9, NOW + 10)] == [True, True, False]
 
 

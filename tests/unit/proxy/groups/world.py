@@ -109,6 +109,16 @@ class Sidecar:
         self.close(member)
         self.settle()
 
+    def release(self, member: Member, shard: str, until: float) -> None:
+        """A member's client does not ack: its links to the shard end, and another one waits behind all others."""
+        for link in [link for link in member.held if link.shard == shard]:
+            link.state = LinkState.ENDED
+            self.world.shards[shard].close(link)
+        if (link := member.links.pop(shard, None)) is not None:
+            self.world.shards[shard].close(link)
+        self.subscribe(member, shard, 0)
+        self.state.released(member.id, shard, until, self.world.now)
+
     def settle(self) -> None:
         """End the links of members that have left and whose clients have acked all.
 
