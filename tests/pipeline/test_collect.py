@@ -61,6 +61,7 @@ def test_a_queue_becomes_the_folder_that_a_sidecar_writes(
     assert read_rings(spark, str(collected)) == read_rings(spark, str(written))
 
 
+@pytest.mark.long
 def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(
     notebook: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def default(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
             hadoop.set(name, earlier)
 
 
+@pytest.mark.long
 def test_a_journal_in_the_default_file_system(
     default: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_gaps_are_told_with_the_times_right_around_them(spark: SparkSession, tmp
     assert all(row.missing == row["last"] - row["first"] + 1 for row in told)
 
 
+@pytest.mark.long
 def test_a_large_file_is_in_one_run_for_each_gap_of_it(spark: SparkSession) -> None:
     """Whatever number Spark hands to Python at once, and in whichever tasks the records are."""
     lost = (10_000, 32_768, 32_769, 65_537)
@@ -168,6 +169,7 @@ def test_a_large_file_s_own_copies_are_told_of_one_file(spark: SparkSession) -> 
         gaps.check_once(spark.createDataFrame(rows, gaps.SEQUENCES), "journal")
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_at_an_end_of_the_period_makes_no_gap(spark: SparkSession, tmp_path: Path) -> None:
     """From 18:00 to 19:00. Records count by their times, and a number that is in the journal is not missing."""
     clocks = {

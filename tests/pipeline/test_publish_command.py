@@ -297,6 +297,7 @@ def test_a_broker_that_is_not_there_or_refuses_is_told_and_nothing_is_left(
     assert "exchange 'orders' has no binding that makes a ring" in refused()
 
 
+@pytest.mark.long
 def test_the_rights_that_it_takes(
     run: Run, login: Login, vhost: VirtualHost, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_task_that_always_fails_ends_the_query_and_a_restart_publishes_the_bat
     assert came.duplicates > 0
 
 
+@pytest.mark.long
 def test_a_commit_that_raises_ends_the_query_and_a_restart_publishes_the_batch_again(
     publish: Publish, vhost: VirtualHost, tmp_path: Path
 ) -> None:

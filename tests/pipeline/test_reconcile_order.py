@@ -83,6 +83,7 @@ def most_read(spark: SparkSession, group: str) -> int:
     return most
 
 
+@pytest.mark.long
 def test_the_order_of_a_hot_key_is_not_one_tasks_sort(twelve_tasks: SparkSession) -> None:
     messages, positions = traffic()
     expected = by_definition(messages, positions)

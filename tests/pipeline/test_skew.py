@@ -58,6 +58,7 @@ def found_in(
     )
 
 
+@pytest.mark.long
 def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSession, tmp_path: Path) -> None:
     keys = COLD + [b"whale"] * 600 + [b"dolphin"] * 50
     [found, _] = found_in(spark, tmp_path, published(KNOWN, keys))

@@ -70,6 +70,7 @@ def in_the_stream(queue: StreamQueue) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_what_a_sidecar_journals_is_read_once_through_restarts(
     spark: SparkSession, start_sidecar: StartSidecar, vhost: VirtualHost, journal: StreamQueue, tmp_path: Path
 ) -> None:

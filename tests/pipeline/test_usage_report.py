@@ -83,6 +83,7 @@ def test_latencies_are_told_by_ingress(spark: SparkSession, tmp_path: Path) -> N
         assert f">{name}</th>" in page
 
 
+@pytest.mark.long
 def test_a_sample_s_figures_are_told_with_intervals(spark: SparkSession, tmp_path: Path) -> None:
     known = ring_of({"orders.1": 1, "orders.2": 1})
     records = published(known, [f"customer-{n}".encode() for n in range(400)], sample=0.25)

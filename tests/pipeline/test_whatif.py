@@ -127,6 +127,7 @@ def test_the_limits_decide_the_exit_status(tmp_path: Path, capsys: pytest.Captur
     assert "<p>Over the limit: 1.00% of the messages may move.</p>" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_journal_without_keys_works_by_slot(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text(to_json(TWO))
     records = published(THREE, KEYS, with_key=False)
@@ -154,7 +155,7 @@ def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> Non
     assert f"{percent(told['moved']['of_messages'])} ({percent(low)} to {percent(high)}) of the messages" in page
 
 
-@pytest.mark.parametrize("kind", ["csv", pytest.param("json", marks=pytest.mark.long), "parquet"])
+@pytest.mark.parametrize("kind", ["csv", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("json", "parquet"))])
 def test_any_table_of_keys_and_counts(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     counts = Counter(key.decode() for key in KEYS) | Counter({"007": 7})
     rows = [(key, n, 10 * n) for key, n in counts.items()]

@@ -190,6 +190,7 @@ def test_a_ring_whose_file_is_missing_is_named(spark: SparkSession) -> None:
         of(spark, [OLD, NEW], rings={OLD.fingerprint: OLD})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_the_live_ring_is_what_the_bindings_make_now(
     login: Login, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -85,7 +85,13 @@ def test_every_package_is_installed() -> None:
     assert sorted(listed) == sorted(".".join(folder.parts) for folder in found)
 
 
-@pytest.mark.parametrize("changes", [{"CC": "/bin/false"}, {"PATH": ""}], ids=["failing", "missing"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"CC": "/bin/false"}, id="failing"),
+        pytest.param({"PATH": ""}, id="missing", marks=pytest.mark.long),
+    ],
+)
 def test_without_a_c_compiler_it_installs_as_python(tmp_path: Path, changes: dict[str, str]) -> None:
     target, said = installed(project(tmp_path), changes)
     assert "the hot modules are not compiled: " in said
@@ -104,7 +110,7 @@ def test_a_build_that_fails_halfway_leaves_nothing_of_it(tmp_path: Path) -> None
     check_works_as_python(target)
 
 
-@pytest.mark.parametrize("what", ["refuses", "missing"])
+@pytest.mark.parametrize("what", ["refuses", pytest.param("missing", marks=pytest.mark.long)])
 def test_what_mypyc_refuses_or_where_it_is_not_is_installed_as_python(tmp_path: Path, what: str) -> None:
     source = project(tmp_path)
     if what == "refuses":

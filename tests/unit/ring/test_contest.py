@@ -4,12 +4,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ring.contest import challenge, contest, decide
 from ring.hashing import SLOTS
 from ring.scores import U64, slot_streams
+from tests.properties import examples
 from tests.unit.ring.test_scores import MASK, reference_neg_log2, splitmix64
 
 slot_numbers = st.integers(0, SLOTS - 1)
@@ -88,7 +89,7 @@ def test_all_slots_are_decided_as_any_of_them(weights: list[int]) -> None:
     assert (challenge(seeds, heft, fewer, range(3)) == everything).all()
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(close(), st.randoms(use_true_random=False))
 # The draws 0 and 1 are as far from winning as a draw can be.
 @example((5, [(seed_of(0, 5), 3), (12345, 2)]), Random(1))

@@ -107,8 +107,9 @@ def test_the_sets_above_are_the_rings_own() -> None:
         assert (place[np.frombuffer(owner, np.uint8)] == ring.table).all()
 
 
-def test_weighted_shares() -> None:
-    for seed in range(40):
+@pytest.mark.parametrize("rings", [10, pytest.param(40, marks=pytest.mark.long)])
+def test_weighted_shares(rings: int) -> None:
+    for seed in range(rings):
         rng = random.Random(seed)
         top = rng.choice([3, 10, 10_000])
         weights = {Destination("queue", f"w{seed}.{i}"): rng.randint(1, top) for i in range(rng.randint(2, 20))}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ring.destination import Destination
 from ring.hashing import SLOTS, hash64, index_at, slot_of
 from ring.ring import Ring, changes, fingerprint, owners
+from tests.properties import examples
 from tests.unit.ring.test_scores import reference_neg_log2, splitmix64
 
 
@@ -124,7 +125,7 @@ def test_order_of_insertion_never_matters(weights: Weights, rng: random.Random) 
     assert fingerprint(weights, "t", "h") == fingerprint(dict(items), "t", "h")
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(weights_of(7), weights_of(3))
 def test_an_incremental_change_equals_a_full_build(before: Weights, after: Weights) -> None:
     """Each change starts from the ring of the one before: additions and other weights, then removals, then both."""
@@ -153,7 +154,7 @@ def assert_changes_of_full_builds(before: Weights, after: Weights) -> None:
     assert (found.targets == other.table[found.slots]).all()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(weights_of(12), weights_of(2), st.sets(st.integers(0, 11), max_size=2))
 def test_the_changes_are_those_between_two_full_builds(before: Weights, others: Weights, gone: set[int]) -> None:
     """The change adds a few destinations or gives them other weights, and takes a few away."""

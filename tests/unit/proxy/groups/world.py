@@ -114,8 +114,8 @@ class Sidecar:
         for link in [link for link in member.held if link.shard == shard]:
             link.state = LinkState.ENDED
             self.world.shards[shard].close(link)
-        if (link := member.links.pop(shard, None)) is not None:
-            self.world.shards[shard].close(link)
+        if (present := member.links.pop(shard, None)) is not None:
+            self.world.shards[shard].close(present)
         self.subscribe(member, shard, 0)
         self.state.released(member.id, shard, until, self.world.now)
 

@@ -4,13 +4,14 @@ from collections import Counter
 from struct import pack, unpack_from
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.outcome import Outcome
 from proxy.publisher.protocol import Full
 from proxy.routing.route import PUBLISH
 from proxy.wire.frames import shorted
+from tests.properties import examples
 from tests.unit.proxy.publisher.client_wire import Wire, come_back
 from tests.unit.proxy.session.wire import (
     ack,
@@ -147,7 +148,7 @@ steps = st.lists(
 
 
 @given(steps, st.lists(st.integers(0, 60), max_size=5))
-@settings(max_examples=500)
+@examples(500)
 def test_every_publish_has_the_fate_that_a_naive_model_gives_it(
     steps: list[tuple[str, bytes, int, bool]], cuts: list[int]
 ) -> None:
@@ -303,7 +304,7 @@ class Beside:
 
 
 @given(beside_a_broker, st.sampled_from([2, 4, 2047]))
-@settings(max_examples=700)
+@examples(700)
 def test_no_publish_is_told_to_be_better_off_than_it_is(
     steps: list[tuple[str, int, bytes | bool | None]], channel_max: int
 ) -> None:

@@ -6,7 +6,7 @@ from struct import pack
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 from pamqp import frame as pamqp_frame
@@ -25,6 +25,7 @@ from proxy.wire.content import STAMP_ID_FIELD, stamp_of_exchange
 from proxy.wire.frames import PROTOCOL_HEADER, Fault, shorted
 from proxy.wire.properties import Header, encoded
 from ring.hashing import RING_FORMAT
+from tests.properties import examples
 from tests.unit.proxy.publisher.client_wire import (
     OPEN_OK,
     PERSISTENT_HEADER,
@@ -750,7 +751,7 @@ GOOD = [
 
 
 @given(st.lists(st.sampled_from(GOOD), max_size=4).map(b"".join), st.data())
-@settings(max_examples=400)
+@examples(400)
 def test_garbage_is_a_fault_and_nothing_else(good: bytes, data: st.DataObject) -> None:
     w = Wire()
     w.publishes(3)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
 from proxy.session.confirms import Answer, Confirms, Settlement
+from tests.properties import examples
 
 LOST, KNOWN = Settlement(Outcome.UNROUTABLE, False), Settlement(Outcome.UNROUTABLE, True)
 """Came back and failed; came back as its client knows."""
@@ -81,7 +82,7 @@ steps = st.lists(
 
 
 @given(steps, st.booleans())
-@settings(max_examples=400)
+@examples(400)
 def test_every_publish_is_counted_once(steps: list[tuple[str, int, bool, bool]], abandoned: bool) -> None:
     model = Model(begun(), [Counters() for _ in range(3)])
     for step, number, one, other in steps:
@@ -120,7 +121,7 @@ class Client:
 
 
 @given(st.data())
-@settings(max_examples=400)
+@examples(400)
 def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataObject) -> None:
     """Also of those that come back and are on their way again for a while."""
     confirms, counters, client = begun(), Counters(), Client()

@@ -1,7 +1,7 @@
 """The hot loop: what each mistake of a client is answered with, and that no bytes raise."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
@@ -10,6 +10,7 @@ from proxy.session.events import Refused
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue
+from tests.properties import examples
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.streams import BY_HEADER, TRAILING, streams
 from tests.unit.proxy.session.wire import (
@@ -180,7 +181,7 @@ def busy() -> Wire:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_no_bytes_of_a_clients_raise(data: st.DataObject) -> None:
     junk = data.draw(st.binary(max_size=200))
     w = busy()
@@ -208,7 +209,7 @@ methods = st.builds(
 
 
 @given(st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_no_frames_of_a_clients_raise(data: st.DataObject) -> None:
     junk = b"".join(data.draw(st.lists(st.one_of(frames, methods, st.just(publish(1, b"x", b"k"))), max_size=8)))
     w = busy()
@@ -228,7 +229,7 @@ def test_methods_of_every_length_raise_nothing(ids: tuple[int, int], phase: Phas
 
 
 @given(st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_valid_streams_with_a_few_bytes_changed_raise_nothing(data: st.DataObject) -> None:
     stream = bytearray(data.draw(streams(st.sampled_from([b"x", b"h", b"t", b""]))))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -3,12 +3,13 @@
 from struct import pack
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue
+from tests.properties import examples
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.streams import BY_HEADER, TRAILING, streams, with_ring
 from tests.unit.proxy.session.wire import (
@@ -37,7 +38,7 @@ from tests.unit.proxy.session.wire import (
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_with_a_ring_any_chunking_gives_the_same(data: st.DataObject) -> None:
     stream = data.draw(streams(st.sampled_from([b"x", b"t"])))
     outs = []

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from random import Random
 from struct import unpack_from
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.session import broker_loop, client_loop
 from proxy.session.events import Stale
 from proxy.topology.table import Entry, PassReason
+from tests.properties import examples
 from tests.unit.proxy.session.republishing import OURS, frames_of
 from tests.unit.proxy.session.wire import (
     QUEUES,
@@ -391,7 +392,7 @@ WILD = QUIET | {"declare": 2, "delete_all": 0.5, "fill": 0.5, "close_ours": 1, "
 
 
 @given(st.randoms(use_true_random=True), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_each_publish_is_told_of_once_and_none_is_acked_that_no_queue_took(random: Random, wild: bool) -> None:
     scene = Scene(random)
     steps = WILD if wild else QUIET

@@ -5,13 +5,14 @@ from struct import pack
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.session import broker_loop
 from proxy.session.events import Declared, Stale
 from proxy.topology.table import Entry, KnownRing, PassReason
+from tests.properties import examples
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import (
     NONCE,
@@ -405,7 +406,7 @@ def test_what_is_lost_in_a_transaction_is_known_at_its_commit_and_not_after_a_ro
 
 
 @given(st.data())
-@settings(max_examples=150)
+@examples(150)
 def test_in_any_chunking_and_any_mix_nothing_lost_is_acked(data: st.DataObject) -> None:
     """Random publishes, some returned, acked in random ways: each asked-for return is the client's own."""
     w = Wire({"x": QUEUES}, confirming=True)

@@ -12,6 +12,7 @@ from pamqp import encode
 
 from proxy.wire import table
 from proxy.wire.frames import Fault
+from tests.properties import examples
 from tests.unit.proxy.session.wire import entry, long_string
 
 names = st.text(st.characters(max_codepoint=127), min_size=1, max_size=12)
@@ -54,7 +55,7 @@ def test_what_pamqp_encodes_is_walked_cut_and_found(
 
 
 @given(st.binary(max_size=60), st.integers(0, 60), st.integers(0, 60))
-@settings(max_examples=400)
+@examples(400)
 def test_any_bytes_are_entries_or_a_fault(data: bytes, start: int, stop: int) -> None:
     stop = min(stop, len(data))
     at = start
