@@ -128,6 +128,7 @@ def refused(**settings: str) -> str:
     return line
 
 
+@pytest.mark.long
 def test_an_open_door_is_refused(tmp_path: Path) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:0"):
         line = refused(http_listen=address)

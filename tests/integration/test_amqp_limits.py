@@ -103,6 +103,7 @@ def drip(peer: Wire, data: bytes) -> None:
     raise AssertionError("it was waited for")
 
 
+@pytest.mark.long
 def test_a_handshake_that_is_never_finished_ends(sidecar: Sidecar, client: Client) -> None:
     before = sessions(sidecar)
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from tests.integration.broker_api import VirtualHost
 from tests.integration.consuming import CAPABILITIES, Behaviour, Connect, Consumer, Declare, consumers, runs
 from tests.integration.wire_client import Client, port_of, raw_frame, short
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 
 class Refusal(NamedTuple):

@@ -20,7 +20,7 @@ from tests.integration.consuming import (
     waiting,
 )
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 KINDS = ["quorum", "classic"]
 

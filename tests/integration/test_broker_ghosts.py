@@ -24,7 +24,7 @@ from tests.integration.consuming import (
     waiting,
 )
 
-pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("raising")]
+pytestmark = [pytest.mark.long, pytest.mark.versions, pytest.mark.usefixtures("raising")]
 
 ENDS = ["channel.close", "the socket drops"]
 

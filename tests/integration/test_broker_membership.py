@@ -13,7 +13,7 @@ from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.consuming import Behaviour, Connect, Consumer, Declare, consumers
 from tests.integration.wire_client import Client, port_of, publishing
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 EXCHANGE = "orders.group"
 

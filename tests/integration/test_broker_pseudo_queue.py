@@ -12,7 +12,7 @@ from pamqp.commands import Basic, Confirm, Queue
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
 from tests.integration.consuming import Behaviour, Connect, Consumer, Shard
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.consuming import LEAVING, Connect, Consumer, Declare, holder, runs
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 
 def waits(connect: Connect, queue: str, tag: str, prefetch: int, priority: int) -> Consumer:

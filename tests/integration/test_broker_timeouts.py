@@ -25,7 +25,7 @@ from tests.integration.consuming import (
 from tests.integration.own_node import own_node, private_only
 from tests.integration.wire_client import Client, port_of
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 TIMEOUT = "PRECONDITION_FAILED - delivery acknowledgement on channel 2 timed out. Timeout value used: 3000 ms."
 

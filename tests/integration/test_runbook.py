@@ -210,6 +210,7 @@ def test_broker_disconnected(start_used: StartSidecar, broker: Broker, login: Lo
         publish(sidecar)
 
 
+@pytest.mark.long
 @private_only
 def test_broker_blocked(start_sidecar: StartSidecar) -> None:
     """By the same figures as the alert: over HTTP nothing can be sent, over AMQP nothing is answered."""
@@ -405,6 +406,7 @@ def test_group_unbalanced(grouping: Sidecar, broker: Broker, client: Client) -> 
         )
 
 
+@pytest.mark.long
 def test_member_not_acking(grouping: Sidecar, broker: Broker, client: Client) -> None:
     (look,) = RUNBOOK["Member not acking"]
     shell = Shell(here(broker, grouping))

@@ -162,6 +162,7 @@ def bound(shop: VirtualHost) -> list[str]:
     return sorted(binding["destination"] for binding in listed)
 
 
+@pytest.mark.long
 def test_the_shards_of_the_plugin_are_adopted_and_its_policy_goes(
     broker: Broker, sharded: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
 ) -> None:

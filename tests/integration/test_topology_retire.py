@@ -115,6 +115,7 @@ def test_a_shard_leaves_while_publishing_goes_on_and_nothing_is_lost(
     assert sorted(found) == confirmed
 
 
+@pytest.mark.long
 def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: Topology, fleet: list[str]) -> None:
     vhost = shards.vhost
     vhost.api.ask(
@@ -171,6 +172,7 @@ def test_a_shard_whose_lane_has_lost_its_binding_leaves_nothing_on_the_ring(shar
     assert shards.did("check") == "nothing to do\n"
 
 
+@pytest.mark.long
 def test_a_queue_that_a_consumer_binds_again_is_not_deleted(shards: Topology, fleet: list[str]) -> None:
     vhost = shards.vhost
     vhost.api.ask(
