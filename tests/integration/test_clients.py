@@ -1,7 +1,5 @@
 """Real clients, unchanged: each sees through the sidecar what it sees on the broker, but for what a ring changes.
 
-pytestmark = pytest.mark.versions
-
 The programs in `clients/` all do the same. They declare a hash exchange with three queues, and a queue at amq.direct;
 publish 300 messages with confirms, an empty one and one of many frames among them, every other one with headers;
 publish to amq.direct, and with mandatory to a queue that is not there; get, and consume, all with acks; make two
@@ -28,6 +26,8 @@ from tests.integration.node_packages import node_modules
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
+
+pytestmark = pytest.mark.versions
 
 FOLDER = Path(__file__).parent / "clients"
 QUEUES = ["orders.1", "orders.2", "orders.3"]
