@@ -100,7 +100,7 @@ class Claims:
         return self._vacant.get(shard, 0.0)
 
     def is_given_up(self, shard: str) -> bool:
-        """Return whether the last holder of a shard that nobody holds is known to have left in good order.
+        """Return whether the last holder of a shard that nobody holds has left in good order, or given it up.
 
         If it is not, its node of RabbitMQ may be lost, for which RabbitMQ 4.3 waits.
         """

@@ -101,6 +101,8 @@ class _Case(NamedTuple):
     """When any other member last got a delivery of the shard, in monotonic seconds; 0 for never."""
     left_unacked: int
     """How many messages of the shard clients hold whose members have left."""
+    others_unacked: int
+    """How many messages of the shard the other living members hold."""
 
     @property
     def is_active(self) -> bool:
@@ -188,8 +190,10 @@ def _active(view: View, links: Links, shard: str, holder: Claim | None) -> str |
     member = view.members.get(latest)
     if member is None or not member.is_local or (holder is not None and holder.member == latest):
         return None
-    since = holder.since + HEAL if holder is not None else view.claims.left_at(shard)
-    return latest if link.delivered_at > since else None
+    if holder is not None:
+        return latest if link.delivered_at > holder.since + HEAL else None
+    # What it holds came from the broker, even if another sidecar told late that it has given the shard up.
+    return latest if link.unacked or link.delivered_at > view.claims.left_at(shard) else None
 
 
 def _look(
@@ -208,8 +212,9 @@ def _look(
         why = view.refused.get((target, shard))
         return None, f"the broker refuses its consumer: {why}" if why else "its consumer is being opened"
     others = [found.delivered_at for member_id, found in links.get(shard, ()) if member_id != target]
-    left_unacked = sum(found.unacked for member_id, found in links.get(shard, ()) if member_id in view.leaving)
-    case = _Case(shard, holder, target, link, max(others, default=0.0), left_unacked)
+    unacked = {member_id: found.unacked for member_id, found in links.get(shard, ()) if member_id != target}
+    left = sum(count for member_id, count in unacked.items() if member_id in view.leaving)
+    case = _Case(shard, holder, target, link, max(others, default=0.0), left, sum(unacked.values()) - left)
     if holder is None:
         return _of_nobody(view, case, now)
     if holder.member == target:
@@ -253,11 +258,14 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     """
     vacant_since, left_at = view.claims.vacant_since(case.shard), view.claims.left_at(case.shard)
     is_only = len(view.members) == 1 and not view.leaving
-    if (case.is_active and case.link.delivered_at > left_at) or (is_only and case.shard in view.unmovable):
+    has_got = case.link.unacked > 0 or case.link.delivered_at > left_at
+    if (case.is_active and has_got) or (is_only and case.shard in view.unmovable):
         return Act.CLAIM, "the broker delivers to it already"
     if case.left_unacked:
         # RabbitMQ makes another consumer active as soon as the link of these has ended, with or without a raise.
         return None, f"a member that has left has yet to ack {case.left_unacked} of its messages"
+    if case.others_unacked:
+        return None, "the broker delivers to another member, which is to claim it first"
     if (case.target, case.shard) in view.next_in_line and view.claims.is_given_up(case.shard):
         return Act.CLAIM, "it was the next in line"
     if case.others_at > max(left_at, now - CLAIMED_WITHIN):

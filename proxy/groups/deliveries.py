@@ -13,7 +13,7 @@ class Deliveries:
 
     def __init__(self) -> None:
         """Begin without any delivery."""
-        self._told: dict[str, dict[str, float]] = {}
+        self._of_others: dict[str, dict[str, float]] = {}
         self.ordinary: dict[str, float] = {}
         """When any member, also one that is gone, last got a delivery of each shard by a link that is no probe. Other
         modules only read it.
@@ -21,32 +21,34 @@ class Deliveries:
         A probe's message may be one that was taken back from a consumer which still holds others.
         """
 
-    def told(self, member: str, shard: str, at: float, *, is_probe: bool) -> None:
+    def heard(self, member: str, shard: str, at: float, *, is_probe: bool) -> None:
         """Note what a beat tells: when another sidecar's member last got a delivery of a shard, and by which link."""
-        self._told.setdefault(member, {})[shard] = at
+        self._of_others.setdefault(member, {})[shard] = at
         if not is_probe:
-            self._note(shard, at)
+            self._add(shard, at)
 
-    def note(self, member: Member, shards: Collection[str]) -> None:
+    def note_own(self, member: Member, shards: Collection[str]) -> None:
         """Note when a member of this sidecar last got deliveries, by the links to these shards that it has."""
         for link in (*member.links.values(), *member.leaving):
             if link.delivered_at and not link.is_probe and link.shard in shards:
-                self._note(link.shard, link.delivered_at)
+                self._add(link.shard, link.delivered_at)
 
-    def _note(self, shard: str, at: float) -> None:
+    def _add(self, shard: str, at: float) -> None:
         self.ordinary[shard] = max(at, self.ordinary.get(shard, 0.0))
 
-    def told_of(self, member: str) -> Mapping[str, float]:
+    def of_other(self, member: str) -> Mapping[str, float]:
         """Return when another sidecar's member last got deliveries, by shard."""
-        return self._told.get(member, {})
+        return self._of_others.get(member, {})
 
-    def told_last(self, shard: str, besides: str) -> float:
+    def last_of_others(self, shard: str, besides: str) -> float:
         """Return when another sidecar's member, `besides` one, last got a delivery of a shard; 0 if none has."""
-        return max((at[shard] for member, at in self._told.items() if shard in at and member != besides), default=0.0)
+        return max(
+            (at[shard] for member, at in self._of_others.items() if shard in at and member != besides), default=0.0
+        )
 
     def forget(self, member: str) -> None:
         """Forget to whom another sidecar's member that is gone was delivered; what it got still counts as ordinary."""
-        self._told.pop(member, None)
+        self._of_others.pop(member, None)
 
     def follow(self, shards: Collection[str]) -> None:
         """Forget the ordinary deliveries of all other shards than these, which may be taken for the group's."""

@@ -101,7 +101,7 @@ class Room:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _enter(self, channel: AbstractChannel) -> AbstractExchange:
-        # It stays when the group ends: RabbitMQ 4.3 may break an auto-delete exchange, until no node starts any more.
+        # It stays when the group ends: RabbitMQ 4.3 may break an auto-delete one for good, and no node starts then.
         exchange = await channel.declare_exchange(self._name, aio_pika.ExchangeType.FANOUT, durable=True)
         name = f"{self._name}.{secrets.token_hex(8)}"
         queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, arguments=_ARGUMENTS)

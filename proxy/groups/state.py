@@ -104,7 +104,7 @@ class GroupState:
         """Remove a member of this sidecar; `is_lost` says that its connection to the broker is lost."""
         member = self.local.pop(member_id, None)
         if member is not None:
-            self._deliveries.note(member, self._seen)
+            self._deliveries.note_own(member, self._seen)
             self.claims.forget(member_id, now, in_good_order=not is_lost)
             if not is_lost:
                 self.leaving[member_id] = member
@@ -148,11 +148,13 @@ class GroupState:
     def released(self, member_id: str, shard: str, until: float, now: float) -> None:
         """Note that a member's link to a shard was ended since its client did not ack.
 
-        RabbitMQ gives the shard to the highest of those that wait, whoever that is. Until the time `until`, in
-        monotonic seconds, the member gets no shard while other members live.
+        Until the time `until`, in monotonic seconds, the member gets no shard while other members live. It gives up its
+        claim, as RabbitMQ gives the shard to the highest of those that wait, whoever that is; that one is to claim it.
+        An only member gets the shard again. Of a shard that is no more in the ring, a claim is all that is known.
         """
         self._stalled_until[member_id] = until
-        self.claims.drop(shard, member_id, now, in_good_order=True)
+        if shard in self._ring and (len(self.local) > 1 or self.peers.members):
+            self.claims.drop(shard, member_id, now, in_good_order=True)
         self._changed(now)
 
     def probes(self) -> list[Link]:
@@ -210,7 +212,7 @@ class GroupState:
             elif link.priority and self.claims.holders.get(shard) in self.local:
                 self._changed(now)  # It may be next in line now, so that it gets the shard.
             if link.delivered_ago is not None and shard in self._seen:
-                self._deliveries.told(member.id, shard, now - link.delivered_ago, is_probe=link.is_probe)
+                self._deliveries.heard(member.id, shard, now - link.delivered_ago, is_probe=link.is_probe)
         self.claims.replace(member.id, claims, now)
 
     def _forget(self, member_id: str, seen: float) -> None:
@@ -251,7 +253,7 @@ class GroupState:
             for member in self.local.values()
             if shard in member.links and member.id != besides
         ]
-        return max([self._deliveries.told_last(shard, besides), *own])
+        return max([self._deliveries.last_of_others(shard, besides), *own])
 
     def unacked(self, shard: str) -> int:
         """Return how many unacked messages of a shard all members together hold, as far as this sidecar knows."""
@@ -287,7 +289,7 @@ class GroupState:
                 self._forget(member, peer.heard_at)
         self.claims.follow(self.shards, now)
         for its in self.local.values():
-            self._deliveries.note(its, self._seen)
+            self._deliveries.note_own(its, self._seen)
         self._end_hand_overs(now)
         self.claims.withdraw(self.local, now)
         for step in (decision := decide(self._view(now), now)).steps:
@@ -431,7 +433,7 @@ class GroupState:
             if (held := member.held)
         }
         for member_id, (_, told) in self.peers.members.items():
-            delivered_at = self._deliveries.told_of(member_id)
+            delivered_at = self._deliveries.of_other(member_id)
             links = {
                 shard: LinkView(
                     delivered_at.get(shard, 0.0),

@@ -1,6 +1,6 @@
 """What becomes of an auto-delete exchange that some bind a queue to while others take the last binding away.
 
-The exchange of a group's beats would be used like that, so it is none. No sidecar takes part.
+The exchange of a group's beats is used like that, so it is not auto-delete. No sidecar takes part.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from aiormq.exceptions import ChannelNotFoundEntity, ConnectionInternalError
 
 from testbed import SetupError
 from testbed.readiness import answering_version
+from tests.integration.broker_api import BrokerApi
 from tests.integration.consuming import behaviour
 from tests.integration.own_node import own_node, private_only
 
@@ -32,7 +33,7 @@ async def come_and_go(url: str, until: float, *, auto_delete: bool) -> None:
             with contextlib.suppress(ChannelNotFoundEntity):
                 channel = await connection.channel(publisher_confirms=False)
                 exchange = await channel.declare_exchange(
-                    "beats", aio_pika.ExchangeType.FANOUT, auto_delete=auto_delete
+                    "beats", "fanout", durable=not auto_delete, auto_delete=auto_delete
                 )
                 queue = await channel.declare_queue(secrets.token_hex(8), exclusive=True, auto_delete=True)
                 await queue.bind(exchange)
@@ -76,3 +77,4 @@ def test_an_exchange_that_stays_is_not_broken() -> None:
         assert asyncio.run(broken_after(node.amqp_url, auto_delete=False)) is None
         node.stop()
         node.start()
+        assert BrokerApi(node.management_url).ask("GET", "exchanges", "/", "beats")["durable"]

@@ -35,6 +35,9 @@ LEADER_LOST = 1.0
 If the shard moves to another member then, the channel of that ack is closed, and RabbitMQ forgets the ack.
 """
 
+LEADER_BACK = 15.0
+"""Seconds after the kill within which such a message comes again."""
+
 STOOD_STILL = 2.0
 """Seconds without a delivery of a shard after which a sidecar may keep the first ack, as RabbitMQ may hold others back.
 """
@@ -273,11 +276,15 @@ class _Judge:
         reached = dropped - KEPT if seen.is_probe else self._acked_before.get(holder, 0.0)
         if dropped <= at and (seen.settled is None or seen.settled >= reached):
             return "connection ended"
-        if seen.settled is not None and again.holder != holder:
-            since_kills = (seen.settled - kill for kill in self._history.kills)
-            if any(-LEADER_LOST <= since <= ACK_UNDER_WAY for since in since_kills):
-                return "acked as the leader was lost"
-        return ""
+        is_moved = again.redelivered and again.holder.member != holder.member
+        return "acked as the leader was lost" if is_moved and self._leader_was_lost(seen, at) else ""
+
+    def _leader_was_lost(self, seen: _Seen, at: float) -> bool:
+        """Return whether the ack of a message that comes again at this time may have met a leader that was killed."""
+        return seen.settled is not None and any(
+            -LEADER_LOST <= seen.settled - kill <= ACK_UNDER_WAY and at - kill <= LEADER_BACK
+            for kill in self._history.kills
+        )
 
     def _alone(self, delivery: Delivery, note: Note, shard: str) -> None:
         """Judge whether no other holder has unsettled messages of the shard."""

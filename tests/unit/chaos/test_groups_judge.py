@@ -260,19 +260,39 @@ def test_a_planted_redelivery_of_what_was_acked_long_before_the_connection_was_l
 
 
 @pytest.mark.parametrize(
-    ("killed", "holder", "faults"),
-    [(111.05, B, 0), (111.15, B, 1), (105.15, B, 0), (105.05, B, 1), (110.2, A, 1)],
+    ("killed", "holder", "is_marked", "is_fault"),
+    [
+        (111.05, B, True, False),
+        (111.15, B, True, True),
+        (105.15, B, True, False),
+        (105.05, B, True, True),
+        (110.2, A, True, True),
+        (110.2, Holder("a", 2), True, True),
+        (110.2, B, False, True),
+    ],
 )
-def test_an_ack_as_a_node_is_killed_may_be_lost_if_the_shard_moves(killed: float, holder: Holder, faults: int) -> None:
-    """The message was acked at 110.1, and comes again to the next holder, or to the same one."""
+def test_an_ack_as_a_node_is_killed_may_be_lost_if_the_shard_moves(
+    killed: float, holder: Holder, is_marked: bool, is_fault: bool
+) -> None:
+    """The message was acked at 110.1, and comes again to another member, or to the same one."""
     history = moved(good(), 101, later=2.5) if holder == B else good()
-    again = got(99, holder, 2.0, redelivered=True)
+    again = got(99, holder, 2.0, redelivered=is_marked)
     history.deliveries.append(again)
     history.settlements.append(acked(again))
     history.kills.append(killed)
     verdict = judged(history)
-    assert len(verdict.faults) == faults
-    assert verdict.redelivered == ({} if faults else {"acked as the leader was lost": 1})
+    assert bool(verdict.faults) == is_fault
+    assert verdict.redelivered == ({} if is_fault else {"acked as the leader was lost": 1})
+
+
+@pytest.mark.parametrize(("after", "faults"), [(14.0, 0), (16.0, 1)])
+def test_such_a_message_comes_again_soon(after: float, faults: int) -> None:
+    history = moved(good(), 101, later=30.0)
+    again = got(99, B, 0.2 + after, redelivered=True)
+    history.deliveries.append(again)
+    history.settlements.append(acked(again))
+    history.kills.append(110.1)
+    assert len(judged(history).faults) == faults
 
 
 def test_what_is_lost_over_time_may_be_taken_from_its_beginning_on() -> None:

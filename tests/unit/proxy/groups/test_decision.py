@@ -71,7 +71,10 @@ def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
             LinkView(96), LinkView(97), None, None, "claim it first", id="vacant, and delivered to the other later"
         ),
         pytest.param(LinkView(), None, None, RAISE, "raised", id="vacant, and delivered to nobody"),
-        pytest.param(LinkView(94, unacked=2), None, None, None, "2 unacked", id="vacant, and I hold messages"),
+        pytest.param(LinkView(94, unacked=2), None, None, CLAIM, "already", id="vacant, and I hold messages"),
+        pytest.param(
+            LinkView(), LinkView(94, unacked=2), None, None, "claim it first", id="vacant, and the other holds messages"
+        ),
         pytest.param(LinkView(is_open=False), None, None, None, "opened", id="vacant, and my link is not open yet"),
         # The other one holds it.
         pytest.param(LinkView(), LinkView(99), ("other", 50), RAISE, "raised", id="the other's, which gets it"),
@@ -261,6 +264,7 @@ def test_in_a_new_group_a_delivery_may_precede_the_first_decision() -> None:
     assert of(decide(others, NOW)) == (None, "the broker delivers to another member, which is to claim it first")
     # Somebody has held it.
     first.learn("s", 7)
+    seen["other"] = MemberView(False, {"s": got._replace(unacked=0)})
     assert of(decide(others, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
 
 

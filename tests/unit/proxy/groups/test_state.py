@@ -305,10 +305,27 @@ def test_beside_sidecars_of_another_release_nothing_is_claimed() -> None:
 
 def test_a_stalled_member_says_so_until_its_time_is_over() -> None:
     made, _ = state("s")
+    made.released("m", "s", NOW + 10, NOW)
+    assert [made.beat(now).members[0].is_stalled for now in (NOW, NOW + 9, NOW + 10)] == [True, True, False]
+
+
+def test_a_shard_that_is_taken_from_a_member_is_given_up_unless_nobody_else_can_have_it() -> None:
+    made, _ = state("s")
     made.claims.add("s", 1, "m", NOW)
     made.released("m", "s", NOW + 10, NOW)
-    assert (made.claims.holder("s"), made.claims.is_given_up("s")) == (None, True)
-    assert [made.beat(now).members[0].is_stalled for now in (NOW, NOW + 9, NOW + 10)] == [True, True, False]
+    assert made.claims.holders == {"s": "m"}
+    made.heard(Beat("z", "host", 1, 1.0, (MemberBeat("other", "", 0.0),)), NOW)
+    made.released("m", "s", NOW + 10, NOW)
+    assert (made.claims.holders, made.claims.is_given_up("s")) == ({}, True)
+
+
+def test_a_shard_that_has_left_the_ring_is_not_given_up_as_it_would_be_forgotten() -> None:
+    made, _ = state("s", "t")
+    made.heard(Beat("z", "host", 1, 1.0, (MemberBeat("other", "", 0.0),)), NOW)
+    made.claims.add("s", 1, "m", NOW)
+    made.follow(["t"], NOW, NOW)
+    made.released("m", "s", NOW + 10, NOW)
+    assert (made.claims.holders, made.shards) == ({"s": "m"}, ["s", "t"])
 
 
 @pytest.mark.parametrize(("sidecars", "every"), [(0, BEAT_EVERY), (19, 1.0), (99, 5.0), (999, 15.0)])
