@@ -276,7 +276,7 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
         return None, "the last holder's node may be lost, for which RabbitMQ waits"
     # What another sidecar's member gets is known with the next beat.
     late = 0.0 if all(member.is_local for member in view.members.values()) else view.every
-    if not is_only and now < vacant_since + EVIDENCE + late:
+    if now < vacant_since + EVIDENCE + late:
         return None, "a delivery may show whom the broker has chosen"
     if view.claims.is_given_up(case.shard) or has_moved_on or case.shard in view.unmovable:
         return _raise(view, case, now)

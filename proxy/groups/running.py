@@ -265,7 +265,13 @@ class RunningGroup:
         member, actions = self.state.local.get(step.member), self._actions.get(step.member)
         if member is None or actions is None or step.act is Act.CLAIM:
             return
-        raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
+        raised = step.priority
+        if step.act is Act.RAISE:
+            raised = priority(step.epoch, step.member)
+            who = member.client or member.id
+            log.info(
+                "group %r, virtual host %r: shard %r is raised for %s", self.name[1], self.name[0], step.shard, who
+            )
         with self._a_session():
             if step.act is Act.HAND_OVER:
                 actions.hand_over(member, step.shard)

@@ -76,15 +76,22 @@ def flush(c: Connection) -> None:
 
 
 def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, is_probe: bool = False) -> None:
-    """Open a link to a shard, and then end the older link to it, if there is one.
+    """Open a link to a shard in place of the older one, if there is one.
 
     Nothing happens while messages of the older link are unacked, by the client or, of a probe that is not safe yet, by
     this proxy. While no channel number is free, the new link waits for one, and the older one stays.
     """
     if consumer.leaving or not c.running or consumer.channel.state != ChannelState.OPEN:
         return
-    present = consumer.member.links.get(shard)
+    consuming, key, present = consuming_of(c), (consumer, shard), consumer.member.links.get(shard)
+    if present is None and key in consuming.wanted:
+        consuming.wanted[key] = priority or consuming.wanted[key][0], is_probe
+        return
     if present is not None and (present.unacked or (present.withheld and not present.is_safe)):
+        return
+    if present is not None and _ends_first(consumer, present, priority) and consuming.has_room:
+        consuming.wanted[key] = priority, is_probe
+        end_link(c, present)
         return
     # The next link is there before the last one ends, so that no other member gets the shard in between.
     link = _open(c, consumer, shard, priority, is_probe)
@@ -96,6 +103,15 @@ def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, i
         _let_end(c, present)
     else:
         end_link(c, present)
+
+
+def _ends_first(consumer: Consumer, present: Link, priority: int) -> bool:
+    """Return whether a link is to end before the one in its place, of this priority, is opened.
+
+    One of another priority may just have become the active one, with messages on their way. RabbitMQ 4.3 would keep it
+    if it ended while the new one waits above it.
+    """
+    return priority != present.priority and not present.withheld and not consumer.member.no_ack
 
 
 def hand_over(c: Connection, consumer: Consumer, shard: str) -> None:

@@ -268,6 +268,17 @@ def test_in_a_new_group_a_delivery_may_precede_the_first_decision() -> None:
     assert of(decide(others, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
 
 
+@pytest.mark.parametrize(("since", "act"), [(EVIDENCE - 0.1, None), (EVIDENCE, RAISE)])
+def test_an_only_member_raises_what_it_gets_nothing_of_once_a_delivery_would_have_come(
+    since: float, act: Act | None
+) -> None:
+    """A raise at once would end its link while the first messages are on their way."""
+    claims = Claims()
+    claims.follow(["s"], NOW - since)
+    only = View({"a": MemberView(True, {"s": LinkView()})}, ["s"], claims, movable={"s"}, idle_at={"s": NOW})
+    assert of(decide(only, NOW))[0] is act
+
+
 def test_in_a_new_group_a_shard_that_cannot_move_is_claimed_by_whom_the_broker_has_chosen_at_once() -> None:
     claims = Claims()
     claims.follow(["s"], NOW - EVIDENCE)

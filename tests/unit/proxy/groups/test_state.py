@@ -8,7 +8,7 @@ import pytest
 from proxy.groups.attempts import ASK_AGAIN, FIRST_PAUSE, LONGEST_PAUSE, Refusal
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import MOST_KNOWN, priority
-from proxy.groups.decision import LOST_MARGIN, Act
+from proxy.groups.decision import EVIDENCE, LOST_MARGIN, Act
 from proxy.groups.member import QUIET, Link, LinkState, Member
 from proxy.groups.peers import OTHER_VERSION
 from proxy.groups.state import BEAT_EVERY, CALM, LONGEST_CALM, GroupState
@@ -25,12 +25,13 @@ def member(name: str = "m", *shards: str) -> Member:
 
 
 def state(*shards: str) -> tuple[GroupState, Member]:
-    """A sidecar that has one member and hears itself."""
+    """A sidecar that has one member and hears itself; its shards have been vacant for long enough to be raised."""
     made, its = GroupState("own", "host"), member("m", *shards)
     made.lost_after = dict.fromkeys(shards, 0.0)
     made.movable = frozenset(shards)
     made.idle_at = dict.fromkeys(shards, NOW + 1000)
     made.follow(shards, NOW, NOW)
+    made.claims.follow(shards, NOW - EVIDENCE)
     made.joined(its, NOW)
     made.heard(made.beat(NOW - 1), NOW - 1)
     return made, its

@@ -495,20 +495,34 @@ def test_deliveries_of_links_that_end_are_dropped() -> None:
 # What the groups have a session do.
 
 
-def test_a_raise_opens_another_link_before_the_last_one_ends() -> None:
+OPENED = [(FIRST + 3, (20, 10)), (FIRST + 3, (60, 10)), (FIRST + 3, (60, 20))]
+
+
+def test_a_link_of_another_priority_is_opened_once_the_last_one_has_ended() -> None:
+    """RabbitMQ 4.3 would keep the last one if it had just got messages, and ended while the new one waits above it."""
     wire = joined()
     (member,) = wire.consuming.consumers
     wire.actions.subscribe(member, "q1", 1 << 40)
-    sent = wire.frames()
-    assert [(each.channel, each.id) for each in sent] == [
-        *((FIRST + 3, (20, 10)), (FIRST + 3, (60, 10)), (FIRST + 3, (60, 20)), (A, (20, 40))),
-    ]
-    assert sent[2].payload.endswith((1 << 40).to_bytes(8, "big"))
+    assert [(each.channel, each.id) for each in wire.frames()] == [(A, (20, 40))]
+    # Meanwhile the groups may ask for it again.
+    wire.actions.subscribe(member, "q1", 0)
+    assert wire.frames() == []
     assert wire.broker(deliver(A, 1)) == b""
+    sent = split(wire.both(closed(A))[0])
+    assert [(each.channel, each.id) for each in sent] == OPENED
+    assert sent[2].payload.endswith((1 << 40).to_bytes(8, "big"))
     assert wire.broker(opened(FIRST + 3) + deliver(FIRST + 3, 1)) == seen(1)
     # One whose client holds something is not raised.
     wire.actions.subscribe(member, "q1", 1 << 41)
     assert wire.to_broker() == b""
+
+
+def test_a_link_of_the_same_priority_is_opened_before_the_last_one_ends() -> None:
+    """So no other member gets the shard in between."""
+    wire = joined()
+    (member,) = wire.consuming.consumers
+    wire.actions.subscribe(member, "q1", member.links["q1"].priority, is_probe=True)
+    assert [(each.channel, each.id) for each in wire.frames()] == [*OPENED, (A, (20, 40))]
 
 
 def test_a_raise_waits_for_a_number_and_its_shard_keeps_its_link_until_then() -> None:
@@ -530,9 +544,9 @@ def test_a_raise_waits_for_a_number_and_its_shard_keeps_its_link_until_then() ->
     assert [each.id for each in split(to_broker)] == [(20, 41), (20, 10), (60, 10), (60, 20)]
     wire.broker(opened(member.links["q4"].channel))
     to_broker, _ = wire.both(close_channel(member.links["q3"].channel, 404, b"NOT_FOUND", (0, 0)))
-    assert [each.id for each in split(to_broker)] == [(20, 41), (20, 10), (60, 10), (60, 20), (20, 40)]
+    assert [each.id for each in split(to_broker)] == [(20, 41), (20, 40)]
+    assert [each.id for each in split(wire.both(closed(first.channel))[0])] == [(20, 10), (60, 10), (60, 20)]
     assert member.links["q1"].priority == 5
-    assert wire.both(closed(first.channel)) == (b"", b"")
     assert (len(wire.consuming.free), wire.consuming.wanted) == (1, {})
 
 

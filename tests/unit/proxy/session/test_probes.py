@@ -21,12 +21,14 @@ def probing(hidden: int = 20, **more: object) -> tuple[Grouping, Member, int]:
     wire = Grouping(hidden)
     member = wire.join(["q1"], **more)  # type: ignore[arg-type]
     wire.actions.subscribe(member, "q1", 5, is_probe=True)
-    sent = wire.frames()
+    (close,) = wire.frames()
+    assert (close.channel, is_close(close)) == (A, True)
+    sent = split(wire.both(closed(A))[0])
     number = member.links["q1"].channel
-    assert [(each.channel, each.id) for each in sent[:3]] == [(number, each) for each in OPENS]
+    assert [(each.channel, each.id) for each in sent] == [(number, each) for each in OPENS]
     assert sent[1].payload[-3:-1] == b"\0\1"  # its prefetch
     assert sent[2].payload.endswith(bytes([*bytes(7), 5]))  # its priority
-    wire.both(opened(number) + closed(A))
+    wire.both(opened(number))
     return wire, member, number
 
 
@@ -189,6 +191,7 @@ def test_a_probe_and_the_link_in_its_place_wait_for_a_free_number() -> None:
     wire.actions.subscribe(member, "q1", 5, is_probe=True)
     assert wire.to_broker() == b""
     wire.both(close_channel(member.links["q2"].channel, 404, b"NOT_FOUND", (0, 0)))
+    wire.both(closed(A))
     assert member.links["q1"].is_probe
 
     wire, member, probe = probing(hidden=3)
