@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
 from proxy.groups.claims import Claim
-from proxy.groups.view import Links, LinkView, View, busy, has_room, held_unacked, link_to, top_of
+from proxy.groups.view import SILENCE, Links, LinkView, View, busy, has_room, held_unacked, is_raised, link_to, top_of
 
 EVIDENCE: Final = 1.0
 """Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
@@ -191,9 +191,17 @@ def _active(view: View, links: Links, shard: str, holder: Claim | None) -> str |
     if member is None or not member.is_local or (holder is not None and holder.member == latest):
         return None
     if holder is not None:
-        return latest if link.delivered_at > holder.since + HEAL else None
+        return latest if link.delivered_at > _sure_from(view, shard, holder) else None
     # What it holds came from the broker, even if another sidecar told late that it has given the shard up.
     return latest if link.unacked or link.delivered_at > view.claims.left_at(shard) else None
+
+
+def _sure_from(view: View, shard: str, holder: Claim) -> float:
+    """Return the time from which on deliveries to other members show that the holder of a shard is not the active one.
+
+    In monotonic seconds. A claim that RabbitMQ was not told of changes nothing there.
+    """
+    return holder.since + (HEAL if is_raised(view, shard, holder) else EVIDENCE)
 
 
 def _look(
@@ -219,7 +227,7 @@ def _look(
         return _of_nobody(view, case, now)
     if holder.member == target:
         return _of_its_own(view, case, holder, now)
-    if case.is_active and link.delivered_at > holder.since + HEAL:
+    if case.is_active and link.delivered_at > _sure_from(view, shard, holder):
         return Act.CLAIM, "the broker delivers to it already"
     return _of_another(view, case, holder, now)
 
@@ -248,9 +256,10 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
 
 
 def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
-    """Claim a shard that nobody claims: without a raise where the broker has chosen the target by itself.
+    """Claim a shard that nobody claims. RabbitMQ has chosen somebody by itself, so there is no raise.
 
-    An only member that has had no delivery raises as well: the broker may have kept a consumer of an earlier member.
+    If that is another member, it claims the shard once messages come, and hands it over. Only an only member that has
+    had no delivery raises: the broker may have kept a consumer of an earlier member.
 
     Unless the last holder has left in good order, or there is a delivery since, its node may be lost. RabbitMQ 4.3 then
     waits for the holder's consumer, and if one of a higher priority comes meanwhile, it waits until the consumer
@@ -278,20 +287,29 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     late = 0.0 if all(member.is_local for member in view.members.values()) else view.every
     if now < vacant_since + EVIDENCE + late:
         return None, "a delivery may show whom the broker has chosen"
-    if view.claims.is_given_up(case.shard) or has_moved_on or case.shard in view.unmovable:
-        return _raise(view, case, now)
-    if view.idle_at.get(case.shard, 0.0) < vacant_since - READ_BEFORE and now < vacant_since + DEAD_WITHIN:
+    is_idle = view.idle_at.get(case.shard, 0.0) >= vacant_since - READ_BEFORE or now >= vacant_since + DEAD_WITHIN
+    if not (view.claims.is_given_up(case.shard) or has_moved_on or case.shard in view.unmovable or is_idle):
         return None, "RabbitMQ may have yet to notice that its last holder is gone"
-    return _raise(view, case, now)
+    if is_only or case.shard in view.unmovable:
+        return _raise(view, case, now)
+    return Act.CLAIM, "nobody gets messages of it"
 
 
 def _of_its_own(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act | None, str]:
-    """Raise a shard again that the target has claimed, where another member, or nobody, gets its messages.
+    """Raise a shard that the target has claimed, where another member, or nobody, gets its messages.
 
-    Another member that gets them claims the shard first, and then hands it over.
+    Another member that gets them claims the shard first, and then hands it over. Unacked messages that nobody holds are
+    with a consumer that the broker has kept; what it holds comes back to probes, which follow the raise.
     """
     is_lost = not case.is_active and case.others_at > holder.since + HEAL + CLAIMED_WITHIN
-    if case.shard not in view.wedged and not is_lost:
+    held_by_nobody = not (case.link.unacked or case.others_unacked or case.left_unacked)
+    is_kept = (
+        case.link.delivered_at <= holder.since
+        and held_by_nobody
+        and view.kept_at.get(case.shard, 0.0) >= holder.since + max(SILENCE, 2 * view.every)
+        and not is_raised(view, case.shard, holder)
+    )
+    if case.shard not in view.wedged and not is_lost and not is_kept:
         return None, ""
     return _raise(view, case, now)
 

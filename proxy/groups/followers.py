@@ -6,14 +6,10 @@ from typing import Final
 from proxy.groups.claims import Claim, priority
 from proxy.groups.decision import Act, Step
 from proxy.groups.member import QUIET
-from proxy.groups.view import WAITING_FROM, Links, View, busy, has_room, held_unacked, link_to, top_of
+from proxy.groups.view import SILENCE, WAITING_FROM, Links, View, busy, has_room, held_unacked, link_to, top_of
 
 WAITING_BELOW: Final = 32
 """How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
-
-SILENCE: Final = 2.0
-"""The least seconds between a raise that brings nothing and a sight of unacked messages which nobody is known to hold,
-so that probes take the place of the shard's links."""
 
 
 def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:

@@ -13,10 +13,10 @@ from proxy.groups.beat import Beat, BeatError, OtherVersionError, decode, encode
 from proxy.groups.claims import priority
 from proxy.groups.decision import Act, Step
 from proxy.groups.exactness import Exactness, Shard
-from proxy.groups.followers import SILENCE
 from proxy.groups.member import Actions, Link, Member
 from proxy.groups.membership import Membership
 from proxy.groups.state import GroupState
+from proxy.groups.view import SILENCE
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.sync import Sync

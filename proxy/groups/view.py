@@ -11,6 +11,11 @@ WAITING_FROM: Final = 64
 """
 
 
+SILENCE: Final = 2.0
+"""The least seconds between a claim that brings nothing and a sight of unacked messages which nobody is known to hold,
+so that a consumer that is gone has them."""
+
+
 class LinkView(NamedTuple):
     """One member's link to one shard, as this sidecar knows it."""
 

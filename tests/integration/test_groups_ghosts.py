@@ -8,8 +8,8 @@ from pamqp.commands import Basic, Channel
 
 from proxy.commands.group import show
 from proxy.groups.claims import priority
-from proxy.groups.followers import SILENCE
 from proxy.groups.running import STATISTICS
+from proxy.groups.view import SILENCE
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.consuming import Behaviour, Connect, Shard, ghost, runs, shard

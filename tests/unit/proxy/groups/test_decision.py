@@ -19,12 +19,15 @@ from proxy.groups.decision import (
     Step,
     decide,
 )
-from proxy.groups.followers import SILENCE, WAITING_BELOW, followers
+from proxy.groups.followers import WAITING_BELOW, followers
 from proxy.groups.member import QUIET
-from proxy.groups.view import WAITING_FROM, LinkView, MemberView, View
+from proxy.groups.view import SILENCE, WAITING_FROM, LinkView, MemberView, View
 
 NOW = 100.0
 RAISE, CLAIM, SUBSCRIBE = Act.RAISE, Act.CLAIM, Act.SUBSCRIBE
+
+
+RAISED = LinkView(priority=priority(7, "other"))
 
 
 def view(
@@ -66,11 +69,11 @@ def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
     [
         # Nobody holds it any more since 95.
         pytest.param(LinkView(96), None, None, CLAIM, "already", id="vacant, and delivered to me since"),
-        pytest.param(LinkView(94), None, None, RAISE, "raised", id="vacant, and delivered to me before"),
+        pytest.param(LinkView(94), None, None, CLAIM, "nobody", id="vacant, and delivered to me before"),
         pytest.param(
             LinkView(96), LinkView(97), None, None, "claim it first", id="vacant, and delivered to the other later"
         ),
-        pytest.param(LinkView(), None, None, RAISE, "raised", id="vacant, and delivered to nobody"),
+        pytest.param(LinkView(), None, None, CLAIM, "nobody", id="vacant, and delivered to nobody"),
         pytest.param(LinkView(94, unacked=2), None, None, CLAIM, "already", id="vacant, and I hold messages"),
         pytest.param(
             LinkView(), LinkView(94, unacked=2), None, None, "claim it first", id="vacant, and the other holds messages"
@@ -85,7 +88,15 @@ def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
         ),
         pytest.param(LinkView(50 + HEAL + 1), None, ("other", 50), CLAIM, "already", id="the other's, but I get it"),
         pytest.param(
-            LinkView(50 + HEAL - 1), None, ("other", 50), RAISE, "raised", id="the other's, I got it just then"
+            LinkView(50 + HEAL - 1), RAISED, ("other", 50), RAISE, "raised", id="the other's, I got it just then"
+        ),
+        pytest.param(
+            LinkView(50 + EVIDENCE + 1),
+            None,
+            ("other", 50),
+            CLAIM,
+            "already",
+            id="the other's without a raise, I get it",
         ),
         # It is mine.
         pytest.param(LinkView(99), LinkView(49), ("mine", 50), None, "", id="mine, and I get it"),
@@ -207,44 +218,59 @@ def test_a_raise_of_a_shard_with_a_probe_opens_a_probe(mine: bool, other: bool |
     assert (step.act, step.is_probe) == (RAISE, mine or bool(other))
 
 
+def test_a_shard_that_was_claimed_without_a_raise_is_raised_if_the_broker_has_kept_a_consumer_with_its_messages() -> (
+    None
+):
+    """They come back to probes, which take the place of all links once a raise has brought nothing."""
+    silent = view(LinkView(), None, ("mine", 50))
+    sure = 50 + SILENCE
+    for kept_at, act in [({}, None), ({"s": sure - 0.1}, None), ({"s": sure}, RAISE)]:
+        assert of(decide(replace(silent, kept_at=kept_at), NOW))[0] is act
+    for mine, other in [
+        (LinkView(51), None), (LinkView(40, unacked=1), None), (LinkView(priority=priority(7, "mine")), None),
+        (LinkView(), LinkView(40, unacked=1)),
+    ]:  # fmt: skip
+        assert of(decide(replace(view(mine, other, ("mine", 50)), kept_at={"s": sure}), NOW))[0] is None
+
+
 def test_a_vacant_shard_is_left_alone_for_a_moment() -> None:
     seen = view(LinkView(), None, None, vacant_since=NOW - EVIDENCE / 2)
     assert of(decide(seen, NOW)) == (None, "a delivery may show whom the broker has chosen")
-    assert of(decide(seen, NOW + EVIDENCE))[0] is RAISE
+    assert of(decide(seen, NOW + EVIDENCE))[0] is CLAIM
 
 
-def test_a_shard_whose_holder_is_gone_without_a_word_is_not_raised_before_it_is_seen_to_hold_nothing() -> None:
+def test_a_shard_whose_holder_is_gone_without_a_word_is_not_claimed_before_it_is_seen_to_hold_nothing() -> None:
     """RabbitMQ may have yet to notice it. If it does so while another one is above, 4.3 keeps the consumer."""
     seen = view(LinkView(), None, None, vacant_since=NOW - 5)
     why = "RabbitMQ may have yet to notice that its last holder is gone"
-    for at, act in [(NOW, RAISE), (NOW - 5 - READ_BEFORE, RAISE), (NOW - 5.1 - READ_BEFORE, None)]:
+    for at, act in [(NOW, CLAIM), (NOW - 5 - READ_BEFORE, CLAIM), (NOW - 5.1 - READ_BEFORE, None)]:
         assert of(decide(replace(seen, idle_at={"s": at}), NOW))[0] is act
     unread = replace(seen, idle_at={})
     assert of(decide(unread, NOW)) == (None, why)
-    assert of(decide(unread, NOW - 5 + DEAD_WITHIN))[0] is RAISE
+    assert of(decide(unread, NOW - 5 + DEAD_WITHIN))[0] is CLAIM
     # Whoever has left in good order is surely gone.
     seen.claims.add("s", 8, "gone", 1.0)
     seen.claims.forget("gone", NOW - 5, in_good_order=True)
-    assert of(decide(unread, NOW))[0] is RAISE
+    assert of(decide(unread, NOW))[0] is CLAIM
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_vacant_shard_is_not_raised_while_the_broker_may_wait_for_its_last_holder(alone: bool) -> None:
+def test_a_vacant_shard_is_not_claimed_while_the_broker_may_wait_for_its_last_holder(alone: bool) -> None:
     """RabbitMQ 4.3 waits for a consumer whose node is lost; a raise meanwhile would make it wait for minutes."""
     seen = view(LinkView(), None, None, vacant_since=NOW - EVIDENCE)
     if alone:
         seen = replace(seen, members={"mine": seen.members["mine"]})
     waits = replace(seen, lost_after={"s": 5.0})
-    assert of(decide(seen, NOW))[0] is RAISE
+    assert of(decide(seen, NOW))[0] is (RAISE if alone else CLAIM)
     assert of(decide(waits, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
-    assert of(decide(waits, NOW - EVIDENCE + 5.0 + LOST_MARGIN))[0] is RAISE
+    assert of(decide(waits, NOW - EVIDENCE + 5.0 + LOST_MARGIN))[0] is (RAISE if alone else CLAIM)
 
 
 def test_a_vacant_shard_whose_messages_another_member_gets_is_claimed_by_that_one_first() -> None:
     """It hands the shard over then. A raise would have it give way while it holds messages."""
     seen = replace(view(LinkView(), LinkView(NOW), None, vacant_since=NOW - EVIDENCE), lost_after={"s": 60.0})
     assert of(decide(seen, NOW)) == (None, "the broker delivers to another member, which is to claim it first")
-    assert of(decide(seen, NOW + CLAIMED_WITHIN))[0] is RAISE
+    assert of(decide(seen, NOW + CLAIMED_WITHIN))[0] is CLAIM
     its = replace(seen, members={"mine": MemberView(False, {}), "other": MemberView(True, {"s": LinkView(NOW)})})
     assert decide(its, NOW).targets["s"] == "mine"
     assert [step for step in decide(its, NOW).steps if step.shard == "s"] == [Step(CLAIM, "other", "s", 8)]
@@ -296,8 +322,8 @@ def left(in_good_order: bool, **more: MemberView) -> View:
     return replace(seen, lost_after={"s": 5.0}, leaving=more)
 
 
-def test_a_shard_whose_holder_has_left_in_good_order_is_raised_without_waiting_for_a_lost_node() -> None:
-    assert of(decide(left(in_good_order=True), NOW))[0] is RAISE
+def test_a_shard_whose_holder_has_left_in_good_order_is_claimed_without_waiting_for_a_lost_node() -> None:
+    assert of(decide(left(in_good_order=True), NOW))[0] is CLAIM
     assert of(decide(left(in_good_order=False), NOW)) == (
         None, "the last holder's node may be lost, for which RabbitMQ waits"
     )  # fmt: skip
