@@ -13,6 +13,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Connection
 
 from proxy.commands.group import show
+from proxy.groups.view import WAITING_FROM
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, sharded, waiting
@@ -412,6 +413,9 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
         found = vhost.api.ask("GET", "consumers", vhost.name)
         return sorted(each["arguments"]["x-priority"] for each in found if each["queue"]["name"] == "orders.0")
 
+    def follows(priorities: list[int]) -> list[int]:
+        return priorities if len(priorities) == 2 and priorities[1] - priorities[0] <= WAITING_FROM else []
+
     publish(client, new.amqp_port, vhost, numbered(range(40), key="one"))
     with client.session(old.amqp_port, vhost.name) as leaver, client.session(new.amqp_port, vhost.name) as waiter:
         leaver.channel(1, confirm=False)
@@ -420,7 +424,7 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
         waiter.channel(1, confirm=False)
         consume(waiter, 1, prefetch=PREFETCH)
         wait_until("both members", lambda: "2 members" in told() and "not balanced" not in told(), within=30)
-        before = consumers()
+        before = wait_until("the waiting one right below", lambda: follows(consumers()), within=30)
         leaver.ask(1, Basic.Cancel("c"), Basic.CancelOk)
         for number in range(1, 9):
             leaver.tell(1, Basic.Ack(number))

@@ -88,7 +88,7 @@ def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
         ),
         pytest.param(LinkView(50 + HEAL + 1), None, ("other", 50), CLAIM, "already", id="the other's, but I get it"),
         pytest.param(
-            LinkView(50 + HEAL - 1), RAISED, ("other", 50), RAISE, "raised", id="the other's, I got it just then"
+            LinkView(50 + HEAL - 1), RAISED, ("other", 50), None, "next in line", id="the other's, I got it just then"
         ),
         pytest.param(
             LinkView(50 + EVIDENCE + 1),
