@@ -239,7 +239,10 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
     """
     held = link_to(view, holder.member, case.shard)
     top = top_of(held, holder)
-    if holder.member not in view.members or case.shard not in view.movable or not has_room(top):
+    old = view.members.get(holder.member)
+    if old is not None and old.is_local and case.shard not in old.links:
+        return None, "the old member's consumer is being opened"
+    if old is None or case.shard in view.unmovable or not has_room(top):
         return _raise(view, case, now)
     if _has_old(held):
         return None, "RabbitMQ may have kept a consumer that is gone, for whose messages the old member waits"

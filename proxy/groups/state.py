@@ -142,6 +142,7 @@ class GroupState:
             for member in self.local:
                 self.claims.drop(shard, member, now)
         is_news = not is_missing and self.attempts.ended(member_id, shard, why, now)
+        self.claims.drop(shard, member_id, now, in_good_order=True)
         self._changed(now)
         return is_news
 

@@ -485,14 +485,18 @@ def test_a_shard_of_another_member_is_not_raised_but_handed_over(mine: LinkView,
     # The time counts from the holder's claim, at the earliest.
     before = replace(view(mine, other, ("other", NOW - 1)), next_in_line={("mine", "s"): 1.0})
     assert of(decide(before, NOW))[0] is None
-    # Nor where no priorities are left below the old member's, or the shard was not read, or mine is above already.
+    # Nor where no priorities are left below the old member's, or mine is above already.
     if not other.hands_over and not other.is_probe:
         none_left = {**seen.members, "other": MemberView(False, {"s": LinkView(priority=LEVELS)})}
         none_left["mine"] = MemberView(True, {"s": LinkView()})
         assert of(decide(replace(seen, members=none_left), NOW))[0] is RAISE
         above = {"mine": MemberView(True, {**seen.members["mine"].links, "s": LinkView(priority=OTHERS.priority + 1)})}
         assert of(decide(replace(seen, members={**seen.members, **above}), NOW))[0] is CLAIM
-        assert of(decide(replace(seen, movable=set()), NOW))[0] is RAISE
+        # A sidecar that has yet to read the shard leaves it to the holder's, which may have read it.
+        assert of(decide(replace(seen, movable=set()), NOW)) == (None, why)
+    # A link of this sidecar that is just being replaced has no priority.
+    replaced = {**seen.members, "other": MemberView(True, {})}
+    assert of(decide(replace(seen, members=replaced), NOW)) == (None, "the old member's consumer is being opened")
 
 
 @pytest.mark.parametrize(
