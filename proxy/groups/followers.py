@@ -59,9 +59,11 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
 
 
 def _level(present: int, top: int, *, is_next: bool) -> int:
-    """Return the priority that a link which waits should have; one above the holder's may get messages, and stays."""
-    if present > top:
-        return present
+    """Return the priority that a link which is not the holder's should have.
+
+    One above the holder's may be the active one of a shard of which no message comes, since a claim without a raise
+    changes nothing at the broker. It ends with nobody above it, so that the broker makes the holder's active.
+    """
     if not has_room(top):
         return max(present, top - 1)
     if is_next:

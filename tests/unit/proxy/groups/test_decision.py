@@ -559,12 +559,12 @@ def test_whoever_was_next_in_line_claims_the_shard_once_it_is_given_up() -> None
         (-2, True, -1),
         (-WAITING_FROM, False, -WAITING_FROM),
         (-WAITING_FROM - 1, False, -WAITING_BELOW),
-        (1, False, 1),
-        (1, True, 1),
+        (1, False, -WAITING_BELOW),
+        (1, True, -1),
     ],
 )
 def test_the_next_in_line_waits_above_the_others(present: int, is_next: bool, wanted: int) -> None:
-    """All priorities are given by how far they are above the holder's. One above it may get messages, and stays."""
+    """All priorities are given by how far they are above the holder's. One above may be active and get nothing."""
     top = OTHERS.priority
     seen = view(LinkView(priority=top + present), OTHERS, ("other", 50.0))
     step = Step(SUBSCRIBE, "mine", "s", priority=top + wanted)
