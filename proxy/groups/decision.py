@@ -10,19 +10,30 @@ from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
 from proxy.groups.claims import Claim
-from proxy.groups.view import SILENCE, Links, LinkView, View, busy, has_room, held_unacked, is_raised, link_to, top_of
+from proxy.groups.view import (
+    Links,
+    LinkView,
+    View,
+    busy,
+    has_room,
+    held_unacked,
+    is_held_by_nobody,
+    is_raised,
+    link_to,
+    top_of,
+)
 
 EVIDENCE: Final = 1.0
 """Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
 
 LOST_MARGIN: Final = 2.0
-"""Seconds beyond `View.lost_after` for which no raise follows the loss of a holder, since it is noticed late."""
+"""Seconds beyond `View.lost_after` for which no claim follows the loss of a holder, since it is noticed late."""
 
 CLAIMED_WITHIN: Final = 5.0
-"""Seconds after a delivery to another member in which a shard is not raised, since that one is to claim it first."""
+"""Seconds after a delivery to another member in which a shard is left alone, since that one is to claim it first."""
 
 DEAD_WITHIN: Final = 15.0
-"""Seconds after the loss of a holder in which a shard is raised only if a reading shows no unacked messages of it: the
+"""Seconds after the loss of a holder in which a shard is claimed only if a reading shows no unacked messages of it: the
 broker may have yet to notice that the holder's connection is dead."""
 
 READ_BEFORE: Final = 2.0
@@ -33,7 +44,7 @@ HANDED_OVER_WITHIN: Final = 10.0
 fleet it is three of a sidecar's beats."""
 
 HEAL: Final = 5.0
-"""Seconds after a claim in which deliveries to other members do not count: they may precede the takeover."""
+"""Seconds after a raise in which deliveries to other members do not count: they may precede the takeover."""
 
 
 class Act(Enum):
@@ -226,7 +237,7 @@ def _look(
     if holder is None:
         return _of_nobody(view, case, now)
     if holder.member == target:
-        return _of_its_own(view, case, holder, now)
+        return _of_its_own(view, links, case, holder, now)
     if case.is_active and link.delivered_at > _sure_from(view, shard, holder):
         return Act.CLAIM, "the broker delivers to it already"
     return _of_another(view, case, holder, now)
@@ -298,20 +309,14 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     return Act.CLAIM, "nobody gets messages of it"
 
 
-def _of_its_own(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act | None, str]:
+def _of_its_own(view: View, links: Links, case: _Case, holder: Claim, now: float) -> tuple[Act | None, str]:
     """Raise a shard that the target has claimed, where another member, or nobody, gets its messages.
 
     Another member that gets them claims the shard first, and then hands it over. Unacked messages that nobody holds are
     with a consumer that the broker has kept; what it holds comes back to probes, which follow the raise.
     """
     is_lost = not case.is_active and case.others_at > holder.since + HEAL + CLAIMED_WITHIN
-    held_by_nobody = not (case.link.unacked or case.others_unacked or case.left_unacked)
-    is_kept = (
-        case.link.delivered_at <= holder.since
-        and held_by_nobody
-        and view.kept_at.get(case.shard, 0.0) >= holder.since + max(SILENCE, 2 * view.every)
-        and not is_raised(view, case.shard, holder)
-    )
+    is_kept = is_held_by_nobody(view, links, case.shard, holder) and not is_raised(view, case.shard, holder)
     if case.shard not in view.wedged and not is_lost and not is_kept:
         return None, ""
     return _raise(view, case, now)

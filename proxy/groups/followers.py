@@ -6,7 +6,7 @@ from typing import Final
 from proxy.groups.claims import Claim, priority
 from proxy.groups.decision import Act, Step
 from proxy.groups.member import QUIET
-from proxy.groups.view import SILENCE, WAITING_FROM, Links, View, busy, has_room, held_unacked, link_to, top_of
+from proxy.groups.view import WAITING_FROM, Links, View, busy, has_room, is_held_by_nobody, link_to, top_of
 
 WAITING_BELOW: Final = 32
 """How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
@@ -77,8 +77,5 @@ def _is_silent(view: View, links: Links, shard: str, holder: Claim, now: float) 
     """
     member, held = view.members[holder.member], link_to(view, holder.member, shard)
     was_raised = held.priority == priority(holder.epoch, holder.member)
-    # What another sidecar's member holds is known with the second beat, at the latest.
-    is_new = view.kept_at.get(shard, 0.0) < holder.since + max(SILENCE, 2 * view.every)
-    if member.no_ack or not was_raised or is_new or now < view.probed_from.get(shard, 0.0):
-        return False
-    return held.delivered_at <= holder.since and held_unacked(links, shard, "") is None
+    may_probe = not member.no_ack and now >= view.probed_from.get(shard, 0.0)
+    return was_raised and may_probe and is_held_by_nobody(view, links, shard, holder)

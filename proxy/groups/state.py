@@ -136,15 +136,15 @@ class GroupState:
         """
         if member_id not in self.local:
             return False
+        self._changed(now)
         if is_missing:
             self._missing[shard] = now
             self.attempts.missing(member_id, shard)
             for member in self.local:
                 self.claims.drop(shard, member, now)
-        is_news = not is_missing and self.attempts.ended(member_id, shard, why, now)
+            return False
         self.claims.drop(shard, member_id, now, in_good_order=True)
-        self._changed(now)
-        return is_news
+        return self.attempts.ended(member_id, shard, why, now)
 
     def released(self, member_id: str, shard: str, until: float, now: float) -> None:
         """Note that a member's link to a shard was ended since its client did not ack.

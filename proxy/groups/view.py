@@ -10,10 +10,9 @@ WAITING_FROM: Final = 64
 """How much lower than the holder's the priority of links that wait may get, as shards are handed on, until they follow.
 """
 
-
 SILENCE: Final = 2.0
-"""The least seconds between a claim that brings nothing and a sight of unacked messages which nobody is known to hold,
-so that a consumer that is gone has them."""
+"""The least seconds between a claim that brings nothing and a sight of unacked messages that nobody is known to hold.
+"""
 
 
 class LinkView(NamedTuple):
@@ -126,6 +125,17 @@ def held_unacked(links: Links, shard: str, besides: str) -> tuple[int, str] | No
     """Return the most messages of a shard that another member holds unacked, and its id; None if none holds any."""
     found = [(link.unacked, member) for member, link in links.get(shard, ()) if member != besides and link.unacked]
     return max(found, default=None)
+
+
+def is_held_by_nobody(view: View, links: Links, shard: str, holder: Claim) -> bool:
+    """Return whether a claim has brought nothing, and RabbitMQ shows unacked messages that no known member holds.
+
+    It has then kept a consumer that is gone. `links` are those of `busy`.
+    """
+    # What another sidecar's member holds is known with the second beat, at the latest.
+    is_seen = view.kept_at.get(shard, 0.0) >= holder.since + max(SILENCE, 2 * view.every)
+    has_got = link_to(view, holder.member, shard).delivered_at > holder.since
+    return is_seen and not has_got and held_unacked(links, shard, "") is None
 
 
 def is_raised(view: View, shard: str, claim: Claim) -> bool:

@@ -22,7 +22,7 @@ pytestmark = [private_only, pytest.mark.long, pytest.mark.versions]
 
 MEMBERS = 4
 SECONDS = 60.0
-"""How long they come and go. The fault came after 0.4 to 8 s in five tries."""
+"""How long they come and go. The fault came after 0.4 to 8 s in four tries."""
 
 
 async def come_and_go(url: str, until: float, *, auto_delete: bool) -> None:
