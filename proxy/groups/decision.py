@@ -15,9 +15,9 @@ from proxy.groups.view import (
     LinkView,
     View,
     busy,
+    has_orphans,
     has_room,
     held_unacked,
-    is_held_by_nobody,
     is_raised,
     link_to,
     top_of,
@@ -251,7 +251,9 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
     held = link_to(view, holder.member, case.shard)
     top = top_of(held, holder)
     old = view.members.get(holder.member)
-    if old is not None and old.is_local and case.shard not in old.links:
+    # A raise ends the holder's link before it opens the next one, and a beat in between tells of none.
+    is_told = held.priority or now >= holder.since + HANDED_OVER_WITHIN
+    if old is not None and not (case.shard in old.links if old.is_local else is_told):
         return None, "the old member's consumer is being opened"
     if old is None or case.shard in view.unmovable or not has_room(top):
         return _raise(view, case, now)
@@ -273,7 +275,8 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     """Claim a shard that nobody claims. RabbitMQ has chosen somebody by itself, so there is no raise.
 
     If that is another member, it claims the shard once messages come, and hands it over. Only an only member that has
-    had no delivery raises: the broker may have kept a consumer of an earlier member.
+    had no delivery raises, as the broker may have kept a consumer of an earlier member. But if the last holder may be
+    alive for the broker, and hold messages, its consumer would be kept by that raise.
 
     Unless the last holder has left in good order, or there is a delivery since, its node may be lost. RabbitMQ 4.3 then
     waits for the holder's consumer, and if one of a higher priority comes meanwhile, it waits until the consumer
@@ -301,10 +304,11 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     late = 0.0 if all(member.is_local for member in view.members.values()) else view.every
     if now < vacant_since + EVIDENCE + late:
         return None, "a delivery may show whom the broker has chosen"
-    is_idle = view.idle_at.get(case.shard, 0.0) >= vacant_since - READ_BEFORE or now >= vacant_since + DEAD_WITHIN
-    if not (view.claims.is_given_up(case.shard) or has_moved_on or case.shard in view.unmovable or is_idle):
+    is_read_idle = view.idle_at.get(case.shard, 0.0) >= vacant_since - READ_BEFORE
+    is_over = view.claims.is_given_up(case.shard) or case.shard in view.unmovable or is_read_idle
+    if not is_over and not has_moved_on and now < vacant_since + DEAD_WITHIN:
         return None, "RabbitMQ may have yet to notice that its last holder is gone"
-    if is_only or case.shard in view.unmovable:
+    if case.shard in view.unmovable or (is_only and (is_over or not view.claims.epoch(case.shard))):
         return _raise(view, case, now)
     return Act.CLAIM, "nobody gets messages of it"
 
@@ -313,10 +317,12 @@ def _of_its_own(view: View, links: Links, case: _Case, holder: Claim, now: float
     """Raise a shard that the target has claimed, where another member, or nobody, gets its messages.
 
     Another member that gets them claims the shard first, and then hands it over. Unacked messages that nobody holds are
-    with a consumer that the broker has kept; what it holds comes back to probes, which follow the raise.
+    with a consumer that the broker has kept, or has yet to notice that is gone. What a kept one holds comes back to
+    probes, which follow the raise, so there is none before there may be probes.
     """
     is_lost = not case.is_active and case.others_at > holder.since + HEAL + CLAIMED_WITHIN
-    is_kept = is_held_by_nobody(view, links, case.shard, holder) and not is_raised(view, case.shard, holder)
+    may_probe = now >= view.probed_from.get(case.shard, 0.0)
+    is_kept = may_probe and has_orphans(view, links, case.shard, holder) and not is_raised(view, case.shard, holder)
     if case.shard not in view.wedged and not is_lost and not is_kept:
         return None, ""
     return _raise(view, case, now)

@@ -6,7 +6,7 @@ from typing import Final
 from proxy.groups.claims import Claim, priority
 from proxy.groups.decision import Act, Step
 from proxy.groups.member import QUIET
-from proxy.groups.view import WAITING_FROM, Links, View, busy, has_room, is_held_by_nobody, link_to, top_of
+from proxy.groups.view import WAITING_FROM, Links, View, busy, has_orphans, has_room, link_to, top_of
 
 WAITING_BELOW: Final = 32
 """How much lower than the holder's the priority of the links is that wait. Who is next has one that is lower by 1."""
@@ -78,4 +78,4 @@ def _is_silent(view: View, links: Links, shard: str, holder: Claim, now: float) 
     member, held = view.members[holder.member], link_to(view, holder.member, shard)
     was_raised = held.priority == priority(holder.epoch, holder.member)
     may_probe = not member.no_ack and now >= view.probed_from.get(shard, 0.0)
-    return was_raised and may_probe and is_held_by_nobody(view, links, shard, holder)
+    return was_raised and may_probe and has_orphans(view, links, shard, holder)

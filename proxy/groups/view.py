@@ -127,14 +127,18 @@ def held_unacked(links: Links, shard: str, besides: str) -> tuple[int, str] | No
     return max(found, default=None)
 
 
-def is_held_by_nobody(view: View, links: Links, shard: str, holder: Claim) -> bool:
-    """Return whether a claim has brought nothing, and RabbitMQ shows unacked messages that no known member holds.
+def has_orphans(view: View, links: Links, shard: str, holder: Claim) -> bool:
+    """Return whether RabbitMQ shows unacked messages that no known member holds, though the claim has brought nothing.
 
-    It has then kept a consumer that is gone. `links` are those of `busy`.
+    Most likely it keeps a consumer that is gone, or has yet to notice that a connection is dead. `links` are those of
+    `busy`.
     """
     # What another sidecar's member holds is known with the second beat, at the latest.
-    is_seen = view.kept_at.get(shard, 0.0) >= holder.since + max(SILENCE, 2 * view.every)
-    has_got = link_to(view, holder.member, shard).delivered_at > holder.since
+    late = max(SILENCE, 2 * view.every)
+    is_seen = view.kept_at.get(shard, 0.0) >= holder.since + late
+    # A claim that RabbitMQ was not told of may follow its first delivery.
+    since = holder.since if is_raised(view, shard, holder) else holder.since - late
+    has_got = link_to(view, holder.member, shard).delivered_at > since
     return is_seen and not has_got and held_unacked(links, shard, "") is None
 
 

@@ -69,6 +69,16 @@ class Consumer:
         """By exchange that RabbitMQ names in a delivery, the exchange that the client sees."""
 
 
+class Wanted(NamedTuple):
+    """A link that waits to be opened, for a free channel number or for the end of the link in whose place it comes."""
+
+    priority: int
+    """The x-priority; 0 stands for one below those of all present members."""
+    is_probe: bool
+    after: HiddenChannel | None = None
+    """The channel of the member's last link to the shard, which has to be closed first; None if there is none."""
+
+
 class Consuming:
     """The hidden channels and group members of one session; it lives as long as the session."""
 
@@ -101,9 +111,8 @@ class Consuming:
         """The members that have not left."""
         self.by_tag: dict[tuple[int, bytes], Consumer] = {}
         """The members that have not left, by the client's channel and consumer tag."""
-        self.wanted: dict[tuple[Consumer, str], tuple[int, bool]] = {}
-        """By member and shard, the links that wait for a free channel number, the oldest first: the priority of each,
-        and whether it is a probe."""
+        self.wanted: dict[tuple[Consumer, str], Wanted] = {}
+        """By member and shard, the links that wait to be opened, the oldest first."""
         self.untimed: set[str] = set()
         """The shards whose queues take no consumer timeout: classic ones on RabbitMQ 4.3."""
         self.leaving: dict[HiddenChannel, None] = {}
@@ -152,6 +161,13 @@ class Consuming:
     def has_room(self) -> bool:
         """Whether a link may be opened. The last number is for a question about a name, as long as others come back."""
         return bool(self.free) and not (len(self.free) == 1 and self.closing)
+
+    def next_wanted(self) -> tuple[Consumer, str] | None:
+        """Return the member and the shard of the oldest link that waits for nothing but a number; None without any."""
+        for key, waits in self.wanted.items():
+            if waits.after is None or self.sources.get(waits.after.number) is not waits.after:
+                return key
+        return None
 
     def take_due(self) -> bytes:
         """Return the frames that are due, and forget them."""

@@ -11,7 +11,7 @@ from proxy.groups.member import Link, LinkState
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Left
-from proxy.session.hidden import Consumer, Consuming, HiddenChannel
+from proxy.session.hidden import Consumer, Consuming, HiddenChannel, Wanted
 from proxy.session.numbering import Numbering
 from proxy.session.state import ChannelState
 from proxy.wire.frames import (
@@ -79,18 +79,20 @@ def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, i
     """Open a link to a shard in place of the older one, if there is one.
 
     Nothing happens while messages of the older link are unacked, by the client or, of a probe that is not safe yet, by
-    this proxy. While no channel number is free, the new link waits for one, and the older one stays.
+    this proxy. While no channel number is free, the new link waits for one, and the older one stays. A link of another
+    priority waits for the end of the older one, and the member has none meanwhile.
     """
     if consumer.leaving or not c.running or consumer.channel.state != ChannelState.OPEN:
         return
     consuming, key, present = consuming_of(c), (consumer, shard), consumer.member.links.get(shard)
-    if present is None and key in consuming.wanted:
-        consuming.wanted[key] = priority or consuming.wanted[key][0], is_probe
+    if present is None and (waits := consuming.wanted.get(key)) is not None:
+        if priority:
+            consuming.wanted[key] = waits._replace(priority=priority, is_probe=is_probe)
         return
     if present is not None and (present.unacked or (present.withheld and not present.is_safe)):
         return
     if present is not None and _ends_first(consumer, present, priority) and consuming.has_room:
-        consuming.wanted[key] = priority, is_probe
+        consuming.wanted[key] = Wanted(priority, is_probe, _channel_of(c, present))
         end_link(c, present)
         return
     # The next link is there before the last one ends, so that no other member gets the shard in between.
@@ -171,9 +173,8 @@ def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe
     """
     consuming, member = consuming_of(c), consumer.member
     if not consuming.has_room:
-        wanted = consuming.wanted
-        before, _ = wanted.get((consumer, shard), (0, is_probe))
-        wanted[consumer, shard] = priority or before, is_probe
+        waits = consuming.wanted.get((consumer, shard), Wanted(0, is_probe))
+        consuming.wanted[consumer, shard] = waits._replace(priority=priority or waits.priority, is_probe=is_probe)
         return None
     priority = priority or lowest(time.time())
     link = member.links[shard] = Link(member, shard, 0, priority, c.now)
@@ -290,15 +291,14 @@ def closed_by_broker(c: Connection, hidden: HiddenChannel) -> None:
 
 
 def gone(c: Connection, hidden: HiddenChannel) -> None:
-    """Take a hidden channel's number back, and open a link that waits for a number."""
+    """Take a hidden channel's number back, and open the links that have waited for it, or for any number."""
     consuming = consuming_of(c)
     consuming.gone(hidden)
     if hidden.link is not None:
         hidden.link.state = LinkState.ENDED
-    while consuming.wanted and consuming.has_room:
-        consumer, shard = first = next(iter(consuming.wanted))
-        priority, is_probe = consuming.wanted.pop(first)
-        subscribe(c, consumer, shard, priority, is_probe=is_probe)
+    while consuming.has_room and (key := consuming.next_wanted()) is not None:
+        waits = consuming.wanted.pop(key)
+        subscribe(c, *key, waits.priority, is_probe=waits.is_probe)
 
 
 def open_untimed(c: Connection, consumer: Consumer, link: Link, code: int, text: str) -> bool:

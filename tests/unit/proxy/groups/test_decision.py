@@ -226,8 +226,13 @@ def test_a_shard_that_was_claimed_without_a_raise_is_raised_if_the_broker_has_ke
     sure = 50 + SILENCE
     for kept_at, act in [({}, None), ({"s": sure - 0.1}, None), ({"s": sure}, RAISE)]:
         assert of(decide(replace(silent, kept_at=kept_at), NOW))[0] is act
+    # Not before there may be probes: the last holder may be dead, and RabbitMQ may have yet to notice it.
+    for probed_from, act in [(NOW + 0.1, None), (NOW, RAISE)]:
+        assert of(decide(replace(silent, kept_at={"s": sure}, probed_from={"s": probed_from}), NOW))[0] is act
+    # The member may have got its first message before it claimed the shard.
     for mine, other in [
-        (LinkView(51), None), (LinkView(40, unacked=1), None), (LinkView(priority=priority(7, "mine")), None),
+        (LinkView(51), None), (LinkView(50.1 - SILENCE), None), (LinkView(40, unacked=1), None),
+        (LinkView(priority=priority(7, "mine")), None),
         (LinkView(), LinkView(40, unacked=1)),
     ]:  # fmt: skip
         assert of(decide(replace(view(mine, other, ("mine", 50)), kept_at={"s": sure}), NOW))[0] is None
@@ -252,6 +257,19 @@ def test_a_shard_whose_holder_is_gone_without_a_word_is_not_claimed_before_it_is
     seen.claims.add("s", 8, "gone", 1.0)
     seen.claims.forget("gone", NOW - 5, in_good_order=True)
     assert of(decide(unread, NOW))[0] is CLAIM
+
+
+def test_an_only_member_does_not_raise_what_a_lost_member_may_still_hold() -> None:
+    """The two members of a small group ran on two machines, and RabbitMQ has yet to notice that one is gone."""
+    two = view(LinkView(), None, None, vacant_since=NOW - DEAD_WITHIN)
+    seen = replace(two, members={"mine": two.members["mine"]}, idle_at={})
+    assert of(decide(seen, NOW - 0.1)) == (None, "RabbitMQ may have yet to notice that its last holder is gone")
+    assert of(decide(seen, NOW))[0] is CLAIM
+    assert of(decide(replace(seen, idle_at={"s": NOW}), NOW))[0] is RAISE
+    # Where nobody is known to have held it, the broker may have kept a consumer of an earlier group.
+    anew = Claims()
+    anew.follow(["s"], NOW - DEAD_WITHIN)
+    assert of(decide(replace(seen, claims=anew), NOW))[0] is RAISE
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -497,6 +515,10 @@ def test_a_shard_of_another_member_is_not_raised_but_handed_over(mine: LinkView,
     # A link of this sidecar that is just being replaced has no priority.
     replaced = {**seen.members, "other": MemberView(True, {})}
     assert of(decide(replace(seen, members=replaced), NOW))[1] == "the old member's consumer is being opened"
+    # Nor has another sidecar's, of which that is told.
+    told = replace(before, members={**before.members, "other": MemberView(False, {"s": LinkView()})})
+    assert of(decide(told, NOW - 1.1 + HANDED_OVER_WITHIN))[1] == "the old member's consumer is being opened"
+    assert of(decide(told, NOW - 1 + HANDED_OVER_WITHIN))[0] is RAISE
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def test_raises_in_vain_become_rarer_and_those_of_an_idle_shard_do_not() -> None
         for second in range(200):
             now = NOW + second
             ago = 0.1 if delivers else None
-            links = {"s": LinkBeat(made.claims.epoch("s") + 1 if second % 20 == 0 else 0, 1, ago, 0)}
+            claim = made.claims.epoch("s") + 1 if second % 20 == 0 else 0
+            links = {"s": LinkBeat(claim, 1, ago, 0, priority=1 if claim else 0)}
             made.heard(
                 Beat("z", "host", second + 1, 1.0, (MemberBeat("z", "", 0.0, is_stalled=True, links=links),)), now
             )

@@ -517,6 +517,21 @@ def test_a_link_of_another_priority_is_opened_once_the_last_one_has_ended() -> N
     assert wire.to_broker() == b""
 
 
+def test_a_link_waits_for_the_end_of_its_own_forerunner_and_of_no_other() -> None:
+    wire = joined()
+    (member,) = wire.consuming.consumers
+    wire.actions.subscribe(member, "q1", 1 << 40, is_probe=True)
+    wire.actions.subscribe(member, "q2", 1 << 40)
+    assert [(each.channel, each.id) for each in wire.frames()] == [(A, (20, 40)), (B, (20, 40))]
+    # Who asks for any link leaves it a probe.
+    wire.actions.subscribe(member, "q1", 0)
+    (consume,) = [each for each in split(wire.both(closed(B))[0]) if each.id == (60, 20)]
+    assert consume.payload[6:9] == b"\x02q2"
+    assert "q1" not in member.links
+    wire.both(closed(A))
+    assert (member.links["q1"].priority, member.links["q1"].is_probe) == (1 << 40, True)
+
+
 def test_a_link_of_the_same_priority_is_opened_before_the_last_one_ends() -> None:
     """So no other member gets the shard in between."""
     wire = joined()
