@@ -24,13 +24,15 @@ from proxy.groups.view import (
 )
 
 EVIDENCE: Final = 1.0
-"""Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
+"""Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated. For as
+long after a claim without a raise, deliveries to other members do not count."""
 
 LOST_MARGIN: Final = 2.0
 """Seconds beyond `View.lost_after` for which no claim follows the loss of a holder, since it is noticed late."""
 
 CLAIMED_WITHIN: Final = 5.0
-"""Seconds after a delivery to another member in which a shard is left alone, since that one is to claim it first."""
+"""Seconds after a delivery to another member in which a shard is left alone, since that one is to claim it first. After
+a claim, `HEAL` comes before them."""
 
 DEAD_WITHIN: Final = 15.0
 """Seconds after the loss of a holder in which a shard is claimed only if a reading shows no unacked messages of it: the
@@ -44,7 +46,8 @@ HANDED_OVER_WITHIN: Final = 10.0
 fleet it is three of a sidecar's beats."""
 
 HEAL: Final = 5.0
-"""Seconds after a raise in which deliveries to other members do not count: they may precede the takeover."""
+"""Seconds after a raise in which deliveries to other members do not count: they may precede the takeover. They are
+waited for after any claim before the shard is raised because of such deliveries."""
 
 
 class Act(Enum):
@@ -53,7 +56,8 @@ class Act(Enum):
     SUBSCRIBE = "subscribe"
     """Open a link that waits behind the active consumer; a link of another priority is replaced."""
     CLAIM = "claim"
-    """Claim a shard whose active consumer the member is already; no frame is sent to RabbitMQ."""
+    """Claim a shard without telling RabbitMQ. The member is its active consumer already, or becomes so once the links
+    above its own are opened again below it."""
     RAISE = "raise"
     """Claim a shard, and subscribe with the x-priority of the claim, so that RabbitMQ makes the member active."""
     HAND_OVER = "hand over"

@@ -21,9 +21,9 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
 
     RabbitMQ 4.3 keeps a consumer whose channel ends while it gives way to another one, with the priority that it had,
     which is lower than the new holder's. It must not be the next one that the broker chooses. So this is due as soon as
-    a shard is raised, and does not wait until the raise has come through. A link that has got a message is left alone
-    until it has been silent for QUIET, since messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard
-    whose old consumer has sent back the last that it held, until that consumer ends.
+    the priority of a raise is known, and does not wait until the raise has come through. A link that has got a message
+    is left alone until it has been silent for QUIET, since messages may be on their way to it. RabbitMQ 4.0 gives
+    nobody a shard whose old consumer has sent back the last that it held, until that consumer ends.
 
     If a raise brings nothing, and the shard has unacked messages that nobody holds, RabbitMQ 4.3 waits for a consumer
     that it has kept of a channel or node that is gone, until the consumer timeout. That runs for each message by

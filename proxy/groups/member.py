@@ -56,7 +56,7 @@ class Link:
         self.unacked = 0
         """How many deliveries of this link the client has neither acked nor rejected."""
         self.raised_over_at = 0.0
-        """Since when another member has the claim to the shard, in monotonic seconds; 0 while none has."""
+        """When another member was raised over the link, in monotonic seconds; 0 if none was."""
         self.is_probe = False
         """Whether the broker gives the link one message only, since a consumer that is gone may hold earlier ones.
 
@@ -131,8 +131,9 @@ class Actions(Protocol):
         """Close the client's channel, since the member cannot join."""
 
     def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
-        """Open a link, or a probe, to a shard with this priority; end the older link to it, if there is one.
+        """Open a link, or a probe, to a shard with this priority in place of the older one, if there is one.
 
+        One of another priority ends before the next one is opened, and the member has none in between.
         A priority of 0 stands for one that is below those of all present members.
         Nothing happens where the member has ended, or where its link holds unacked messages.
         """

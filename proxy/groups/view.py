@@ -89,9 +89,9 @@ class View:
     next_in_line: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """`Decision.next_in_line` of the last decision."""
     least_epoch: int = 0
-    """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a group that begins
-    anew raises above the consumers that RabbitMQ has kept of an earlier one, unless this machine's clock is behind
-    those of that group's sidecars."""
+    """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a raise in a group
+    that begins anew is above the consumers that RabbitMQ has kept of an earlier one, unless this machine's clock is
+    behind those of that group's sidecars."""
 
     def next_epoch(self, shard: str) -> int:
         """Return the epoch of a claim to a shard that is made now."""

@@ -58,8 +58,9 @@ class GroupActions:
             self._then()
 
     def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
-        """Open a link, or a probe, to a shard with this priority; end the older link to it, if there is one.
+        """Open a link, or a probe, to a shard with this priority in place of the older one, if there is one.
 
+        One of another priority ends before the next one is opened, and the member has none in between.
         Nothing happens where the member has ended, or where its link holds unacked messages.
         """
         if (consumer := self._consumer(member)) is not None:
@@ -100,7 +101,7 @@ def _too_many(consuming: Consuming, consumer: Consumer, shards: int) -> str:
     """Return why a member cannot have links to so many shards; empty if it can."""
     free, most = len(consuming.free) + consuming.closing, consuming.most
     if shards >= free:
-        # A raise opens a link before it ends another one.
+        # A link is opened again only while a number is free, and a probe's successor before the probe ends.
         return f"{shards} shards take {shards + 1} hidden channels, and {free} of the connection's {most} are free"
     same = [each.member for each in consuming.consumers.values() if each.channel is consumer.channel]
     room = max(MOST_UNACKED - sum(member.held_at_most * len(member.links) for member in same), 0)
