@@ -144,9 +144,10 @@ def decide(view: View, now: float) -> Decision:
         holder = view.claims.holder(shard)
         act, why = _look(view, links, shard, holder, target, now)
         if act is not None:
-            is_probe = any(
+            has_probe = any(
                 link_to(view, member, shard).is_probe for member in (target, holder.member if holder else "")
             )
+            is_probe = has_probe or (holder is not None and _is_kept(view, links, shard, holder, now))
             decision.steps.append(Step(act, target, shard, view.next_epoch(shard), is_probe=is_probe))
         elif holder is not None and _may_hand_over(view, shard, holder, target):
             decision.steps.append(Step(Act.HAND_OVER, holder.member, shard))
@@ -322,14 +323,19 @@ def _of_its_own(view: View, links: Links, case: _Case, holder: Claim, now: float
 
     Another member that gets them claims the shard first, and then hands it over. Unacked messages that nobody holds are
     with a consumer that the broker has kept, or has yet to notice that is gone. What a kept one holds comes back to
-    probes, which follow the raise, so there is none before there may be probes.
+    probes. The raise opens one, so it is not due before there may be any.
     """
     is_lost = not case.is_active and case.others_at > holder.since + HEAL + CLAIMED_WITHIN
-    may_probe = now >= view.probed_from.get(case.shard, 0.0)
-    is_kept = may_probe and has_orphans(view, links, case.shard, holder) and not is_raised(view, case.shard, holder)
+    is_kept = _is_kept(view, links, case.shard, holder, now) and not is_raised(view, case.shard, holder)
     if case.shard not in view.wedged and not is_lost and not is_kept:
         return None, ""
     return _raise(view, case, now)
+
+
+def _is_kept(view: View, links: Links, shard: str, holder: Claim, now: float) -> bool:
+    """Return whether the broker has most likely kept a consumer that holds messages of a shard, and may give some back
+    before long, so that the holder is to have a probe."""
+    return now >= view.probed_from.get(shard, 0.0) and has_orphans(view, links, shard, holder)
 
 
 def _raise(view: View, case: _Case, now: float) -> tuple[Act | None, str]:

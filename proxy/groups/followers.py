@@ -29,7 +29,8 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
     that it has kept of a channel or node that is gone, until the consumer timeout. That runs for each message by
     itself. So RabbitMQ takes back the first one alone, and would give the next consumer newer ones with it. A probe
     gets the first one only. All links become probes, since the holder may be lost meanwhile, those of members that join
-    later as well. They are replaced once the holder gets messages as usual.
+    later as well. They are replaced once the holder gets messages as usual. Where the shard was claimed without a
+    raise, `decide` raises it by a probe, and the others follow.
 
     There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
     all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that

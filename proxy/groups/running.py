@@ -63,6 +63,12 @@ TIMEOUT_MARGIN: Final = 2.0
 WIDEN_EVERY: Final = 1.0
 """Seconds between two looks for probes whose place an ordinary link may take."""
 
+FOLLOW_EVERY: Final = 0.05
+"""Seconds between two looks for the link of a shard that a member of this sidecar has just claimed."""
+
+SHOWN: Final = 10
+"""The most shards that a log line names."""
+
 ACKS_EVERY: Final = 2.0
 """Seconds between two checks for members that do not ack."""
 
@@ -236,11 +242,15 @@ class RunningGroup:
                 self._look_for_acks(now)
                 self._end_if_over()
             if now >= min(self._next_beat, self.state.due):
-                for step in self.state.tick(now).steps:
+                steps = self.state.tick(now).steps
+                for step in steps:
                     self._do(step)
+                self._tell_raised([step.shard for step in steps if step.act is Act.RAISE])
                 self._follow_raises(now)
                 self._send()
             until = min(self._next_beat, self._next_acks, self.state.due)
+            if not self.state.is_followed:
+                until = min(until, now + FOLLOW_EVERY)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(until - time.monotonic(), 0.01)):
                     await self._wake.wait()
@@ -263,20 +273,29 @@ class RunningGroup:
 
     def _do(self, step: Step) -> None:
         member, actions = self.state.local.get(step.member), self._actions.get(step.member)
-        if member is None or actions is None or step.act is Act.CLAIM:
+        if member is None or actions is None:
             return
-        raised = step.priority
-        if step.act is Act.RAISE:
-            raised = priority(step.epoch, step.member)
-            who = member.client or member.id
-            log.info(
-                "group %r, virtual host %r: shard %r is raised for %s", self.name[1], self.name[0], step.shard, who
-            )
+        raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
+        present = member.links.get(step.shard)
+        log.debug(
+            "group %r, virtual host %r: shard %r: %s%s for %s, priority %d instead of %d",
+            *(self.name[1], self.name[0], step.shard, step.act.value, " by a probe" if step.is_probe else ""),
+            *(member.client or member.id, raised, present.priority if present is not None else 0),
+        )
+        if step.act is Act.CLAIM:
+            return
         with self._a_session():
             if step.act is Act.HAND_OVER:
                 actions.hand_over(member, step.shard)
                 return
             actions.subscribe(member, step.shard, raised, is_probe=step.is_probe)
+
+    def _tell_raised(self, shards: list[str]) -> None:
+        """Log which shards this sidecar has just raised, or how many and the first of them."""
+        if shards:
+            more = f", and {len(shards) - SHOWN} more" if len(shards) > SHOWN else ""
+            where = self.name[1], self.name[0]
+            log.info("group %r, virtual host %r: shards are raised: %s%s", *where, ", ".join(shards[:SHOWN]), more)
 
     @contextmanager
     def _a_session(self) -> Iterator[None]:

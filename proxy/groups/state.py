@@ -75,7 +75,10 @@ class GroupState:
         self.moving_since: dict[str, float] = {}
         """By shard that is to move, since when it is to move, in monotonic seconds."""
         self.is_followed = True
-        """Whether no other sidecar's member has claimed a shard since `followers` was called."""
+        """Whether `followers` has been called since another sidecar's member claimed a shard, and has found the link of
+        each shard that a member of this sidecar has just claimed."""
+        self._unopened: set[str] = set()
+        """The shards that a member of this sidecar has just claimed and to which it has no link yet."""
         self.moves = 0
         """How many shards members of this sidecar have taken."""
         self._deliveries = Deliveries()
@@ -328,9 +331,17 @@ class GroupState:
     def followers(self, now: float) -> list[Step]:
         """Return which links are to be replaced since the holders of their shards have changed.
 
-        It also notes in each link whether another member has been raised over it.
+        It also notes in each link whether another member has been raised over it. A raise ends the member's link before
+        it opens the next one. Until that is there its priority is not known, so this is to be called again soon.
         """
-        self.is_followed = True
+        unopened = {
+            shard
+            for shard, claim in self.claims.winners.items()
+            if claim.member in self.local and shard not in self.local[claim.member].links and now < claim.since + HEAL
+        }
+        if self._unopened - unopened:
+            self._changed(now)  # The other sidecars are to know the priority, too.
+        self._unopened, self.is_followed = unopened, not unopened
         view = self._view(now)
         for member in (*self.local.values(), *self.leaving.values()):
             for link in (*member.links.values(), *member.held):

@@ -70,7 +70,8 @@ class Run:
     def settings(self) -> dict[str, str]:
         """Those of each sidecar, beside those of all sidecars of the suite."""
         own = {"ring_max_age": f"{LASTING}"}
-        return own if self.direct else own | {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}"}
+        group = {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}", "log_level": "debug"}
+        return own if self.direct else own | group
 
     @property
     def limits(self) -> Limits:

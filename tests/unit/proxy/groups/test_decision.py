@@ -221,11 +221,13 @@ def test_a_raise_of_a_shard_with_a_probe_opens_a_probe(mine: bool, other: bool |
 def test_a_shard_that_was_claimed_without_a_raise_is_raised_if_the_broker_has_kept_a_consumer_with_its_messages() -> (
     None
 ):
-    """They come back to probes, which take the place of all links once a raise has brought nothing."""
+    """They come back to probes, of which the raise opens the first."""
     silent = view(LinkView(), None, ("mine", 50))
     sure = 50 + SILENCE
     for kept_at, act in [({}, None), ({"s": sure - 0.1}, None), ({"s": sure}, RAISE)]:
         assert of(decide(replace(silent, kept_at=kept_at), NOW))[0] is act
+    (step,) = [step for step in decide(replace(silent, kept_at={"s": sure}), NOW).steps if step.shard == "s"]
+    assert step.is_probe
     # Not before there may be probes: the last holder may be dead, and RabbitMQ may have yet to notice it.
     for probed_from, act in [(NOW + 0.1, None), (NOW, RAISE)]:
         assert of(decide(replace(silent, kept_at={"s": sure}, probed_from={"s": probed_from}), NOW))[0] is act

@@ -8,7 +8,8 @@ import pytest
 from proxy.groups.attempts import ASK_AGAIN, FIRST_PAUSE, LONGEST_PAUSE, Refusal
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import MOST_KNOWN, priority
-from proxy.groups.decision import EVIDENCE, LOST_MARGIN, Act
+from proxy.groups.decision import EVIDENCE, HEAL, LOST_MARGIN, Act
+from proxy.groups.followers import WAITING_BELOW
 from proxy.groups.member import QUIET, Link, LinkState, Member
 from proxy.groups.peers import OTHER_VERSION
 from proxy.groups.state import BEAT_EVERY, CALM, LONGEST_CALM, GroupState
@@ -65,6 +66,33 @@ def test_a_link_that_the_broker_ends_is_opened_again_after_longer_and_longer_pau
         assert acts(made, now + pause) == [(Act.SUBSCRIBE, "s")]
         now, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
     assert pause == LONGEST_PAUSE
+
+
+def test_the_links_that_wait_follow_as_soon_as_the_one_that_was_raised_is_there() -> None:
+    """A raise ends the member's link before it opens the next one."""
+    made, its = state("s")
+    other = member("n", "s")
+    made.joined(other, NOW)
+    made.idle_at = {}
+    made.wedged = frozenset("s")
+    made.claims.add("s", 1, "m", NOW - HEAL)
+    made.heard(made.beat(NOW), NOW)
+    assert acts(made, NOW) == [(Act.RAISE, "s")]
+    link = its.links.pop("s")
+    assert (made.followers(NOW), made.is_followed) == ([], False)
+    made.tick(NOW)
+    assert made.due == float("inf")
+    link.priority = priority(made.claims.epoch("s"), "m")
+    its.links["s"] = link
+    (step,) = made.followers(NOW)
+    assert (step.act, step.member, step.priority) == (Act.SUBSCRIBE, "n", link.priority - WAITING_BELOW)
+    assert made.is_followed
+    # The next beat tells the other sidecars, too.
+    assert made.due == NOW + CALM
+    # A link that the broker does not open is not waited for all the time.
+    del its.links["s"]
+    made.followers(NOW + HEAL)
+    assert made.is_followed
 
 
 def test_a_link_that_the_broker_refuses_is_told_until_it_is_open_and_is_news_once() -> None:
