@@ -116,6 +116,8 @@ def main() -> int:
         green = uvloop.run(run(todo, nodes))
         for node in nodes:
             shutil.copy(node.log, folder / f"{node.name}.log")
+            if (kept := node.folder / "rabbitmqctl.log").exists():
+                shutil.copy(kept, folder / f"{node.name}.ctl")
     say(f"{'green' if green else 'RED'} after {time.monotonic() - begun:.0f} s")
     if green:
         shutil.rmtree(folder)
@@ -167,6 +169,9 @@ async def calm(made: Arena, group: Group, folder: Path) -> Calm:
     await asyncio.sleep(CALM)
     shown = await asyncio.to_thread(holders, made, folder / f"calm at {begin:.3f}.json")
     consumers = await asyncio.to_thread(counted, made.nodes[0])
+    if any(count > len(group.running) for count in consumers.values()):
+        # Its log then has the priority of each consumer that RabbitMQ has kept, and the node of its channel.
+        await asyncio.to_thread(made.nodes[0].control, "list_consumers", "queue_name", "channel_pid", "arguments")
     return Calm(begin, time.monotonic(), frozenset(member.name for member in group.running), shown, consumers)
 
 
