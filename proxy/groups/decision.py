@@ -207,12 +207,12 @@ def _active(view: View, links: Links, shard: str, holder: Claim | None) -> str |
     if member is None or not member.is_local or (holder is not None and holder.member == latest):
         return None
     if holder is not None:
-        return latest if link.delivered_at > _sure_from(view, shard, holder) else None
+        return latest if link.delivered_at > sure_from(view, shard, holder) else None
     # What it holds came from the broker, even if another sidecar told late that it has given the shard up.
     return latest if link.unacked or link.delivered_at > view.claims.left_at(shard) else None
 
 
-def _sure_from(view: View, shard: str, holder: Claim) -> float:
+def sure_from(view: View, shard: str, holder: Claim) -> float:
     """Return the time from which on deliveries to other members show that the holder of a shard is not the active one.
 
     In monotonic seconds. A claim that RabbitMQ was not told of changes nothing there.
@@ -243,7 +243,7 @@ def _look(
         return _of_nobody(view, case, now)
     if holder.member == target:
         return _of_its_own(view, links, case, holder, now)
-    if case.is_active and link.delivered_at > _sure_from(view, shard, holder):
+    if case.is_active and link.delivered_at > sure_from(view, shard, holder):
         return Act.CLAIM, "the broker delivers to it already"
     return _of_another(view, case, holder, now)
 

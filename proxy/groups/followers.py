@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from proxy.groups.claims import Claim, priority
-from proxy.groups.decision import Act, Step
+from proxy.groups.decision import Act, Step, sure_from
 from proxy.groups.member import QUIET
 from proxy.groups.view import WAITING_FROM, Links, View, busy, has_orphans, has_room, link_to, top_of
 
@@ -32,6 +32,9 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
     later as well. They are replaced once the holder gets messages as usual. Where the shard was claimed without a
     raise, `decide` raises it by a probe, and the others follow.
 
+    While another member than the holder gets the shard's messages, it is to claim the shard first. A link that is
+    opened above its own meanwhile would make it give way, and RabbitMQ 4.3 would keep it if it were lost then.
+
     There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
     all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that
     it held would go behind the others.
@@ -44,6 +47,8 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
         if holder is None or holder.member not in view.members or shard in view.unmovable or shard in view.foreign:
             continue
         held = link_to(view, holder.member, shard)
+        if _is_anothers(view, links, shard, holder):
+            continue
         is_silent = _is_silent(view, links, shard, holder, now)
         flows = held.delivered_at > holder.since and not held.is_probe
         for member, seen in local:
@@ -57,6 +62,13 @@ def followers(view: View, targets: Mapping[str, str], now: float) -> list[Step]:
             if (level, is_probe) != (link.priority, link.is_probe):
                 steps.append(Step(Act.SUBSCRIBE, member, shard, priority=level, is_probe=is_probe))
     return steps
+
+
+def _is_anothers(view: View, links: Links, shard: str, holder: Claim) -> bool:
+    """Return whether another member than the holder got the last delivery of a shard, and not before the claim."""
+    own = link_to(view, holder.member, shard).delivered_at
+    others = [link.delivered_at for member, link in links.get(shard, ()) if member != holder.member]
+    return max(others, default=0.0) > max(own, sure_from(view, shard, holder))
 
 
 def _level(present: int, top: int, *, is_next: bool) -> int:
