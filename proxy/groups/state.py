@@ -69,7 +69,7 @@ class GroupState:
         self.probes_after = 0.0
         """The seconds after a delivery of a shard before which it needs no probe."""
         self.wedged: frozenset[str] = frozenset()
-        """The shards with ready messages that RabbitMQ delivers to nobody, until they are raised once more."""
+        """The shards with ready messages that RabbitMQ delivers to nobody, until they are claimed or raised."""
         self.decision = Decision({})
         """The result of the last call of `decide`; empty before the first."""
         self.moving_since: dict[str, float] = {}
