@@ -31,8 +31,7 @@ LOST_MARGIN: Final = 2.0
 """Seconds beyond `View.lost_after` for which no claim follows the loss of a holder, since it is noticed late."""
 
 CLAIMED_WITHIN: Final = 5.0
-"""Seconds after a delivery to another member in which a shard is left alone, since that one is to claim it first. After
-a claim, `HEAL` comes before them."""
+"""Seconds after a delivery to another member in which a shard is left alone, since that one is to claim it first."""
 
 DEAD_WITHIN: Final = 15.0
 """Seconds after the loss of a holder in which a shard is claimed only if a reading shows no unacked messages of it: the
@@ -46,8 +45,8 @@ HANDED_OVER_WITHIN: Final = 10.0
 fleet it is three of a sidecar's beats."""
 
 HEAL: Final = 5.0
-"""Seconds after a raise in which deliveries to other members do not count: they may precede the takeover. They are
-waited for after any claim before the shard is raised because of such deliveries."""
+"""Seconds after a raise in which deliveries to other members do not count, since they may precede the takeover. A shard
+is raised since another member gets its messages only if it got one this and `CLAIMED_WITHIN` after the claim."""
 
 
 class Act(Enum):
@@ -143,15 +142,19 @@ def decide(view: View, now: float) -> Decision:
     for shard, target in decision.targets.items():
         holder = view.claims.holder(shard)
         act, why = _look(view, links, shard, holder, target, now)
-        if act is not None:
+        active = _active(view, links, shard, holder) if view.hears else None
+        if act is Act.RAISE and active is not None:
+            decision.steps.append(Step(Act.CLAIM, active, shard, view.next_epoch(shard)))
+        elif act is not None:
             has_probe = any(
                 link_to(view, member, shard).is_probe for member in (target, holder.member if holder else "")
             )
-            is_probe = has_probe or (holder is not None and _is_kept(view, links, shard, holder, now))
+            is_kept = holder is not None and _is_kept(view, links, shard, holder, now)
+            is_probe = act is Act.RAISE and (has_probe or is_kept)
             decision.steps.append(Step(act, target, shard, view.next_epoch(shard), is_probe=is_probe))
         elif holder is not None and _may_hand_over(view, shard, holder, target):
             decision.steps.append(Step(Act.HAND_OVER, holder.member, shard))
-        elif view.hears and (active := _active(view, links, shard, holder)) is not None:
+        elif active is not None:
             decision.steps.append(Step(Act.CLAIM, active, shard, view.next_epoch(shard)))
         if (since := _next_since(view, shard, holder, target, now)) is not None:
             decision.next_in_line[target, shard] = since
@@ -257,7 +260,7 @@ def _of_another(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
     top = top_of(held, holder)
     old = view.members.get(holder.member)
     # A raise ends the holder's link before it opens the next one, and a beat in between tells of none.
-    is_told = held.priority or now >= holder.since + HANDED_OVER_WITHIN
+    is_told = held.priority or now >= holder.since + max(HANDED_OVER_WITHIN, 3 * view.every)
     if old is not None and not (case.shard in old.links if old.is_local else is_told):
         return None, "the old member's consumer is being opened"
     if old is None or case.shard in view.unmovable or not has_room(top):

@@ -278,9 +278,11 @@ class RunningGroup:
         raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
         present = member.links.get(step.shard)
         log.debug(
-            "group %r, virtual host %r: shard %r: %s%s for %s, priority %d instead of %d",
-            *(self.name[1], self.name[0], step.shard, step.act.value, " by a probe" if step.is_probe else ""),
-            *(member.client or member.id, raised, present.priority if present is not None else 0),
+            "group %r, virtual host %r: shard %r: %s for %s, whose link has the priority %d%s%s",
+            *(self.name[1], self.name[0], step.shard, step.act.value, member.client or member.id),
+            present.priority if present is not None else 0,
+            f" and is to have {raised}" if step.act in (Act.RAISE, Act.SUBSCRIBE) else "",
+            " and be a probe" if step.is_probe else "",
         )
         if step.act is Act.CLAIM:
             return

@@ -198,7 +198,8 @@ class GroupState:
             self._forget(gone, now)
         if self.claims.winners != before:
             self.is_followed = False
-        if heard.is_news or not self.is_followed:
+            self._changed(now)
+        if heard.is_news:
             self._changed(now)
         return heard.is_new
 
@@ -337,7 +338,8 @@ class GroupState:
         unopened = {
             shard
             for shard, claim in self.claims.winners.items()
-            if claim.member in self.local and shard not in self.local[claim.member].links and now < claim.since + HEAL
+            if claim.member in self.local and shard not in self.local[claim.member].links
+            if (claim.member, shard) not in self._handing_over and now < claim.since + HEAL
         }
         if self._unopened - unopened:
             self._changed(now)  # The other sidecars are to know the priority, too.

@@ -85,9 +85,7 @@ def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, i
     if consumer.leaving or not c.running or consumer.channel.state != ChannelState.OPEN:
         return
     consuming, key, present = consuming_of(c), (consumer, shard), consumer.member.links.get(shard)
-    if present is None and (waits := consuming.wanted.get(key)) is not None:
-        if priority:
-            consuming.wanted[key] = waits._replace(priority=priority, is_probe=is_probe)
+    if present is None and key in consuming.wanted:
         return
     if present is not None and (present.unacked or (present.withheld and not present.is_safe)):
         return

@@ -75,7 +75,7 @@ def main() -> int:
         for node in single:
             node.kill()
         wrong += uvloop.run(run("three nodes, quorum queues", three, "quorum", faults[half:], folder / "three"))
-    for fault in wrong[:SHOWN]:
+    for fault in wrong:
         say(f"  FAULT: {fault}")
     say(f"{'RED' if wrong else 'green'} after {time.monotonic() - begun:.0f} s")
     if not wrong:
@@ -113,7 +113,9 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
     faults_of_health = attacked(made.attacks(), samples)
     rerouted = sum(member.rerouted for member in made.members)
     wrong = report(notes, queues, injector.done, calm, rerouted, faults_of_health)
-    return [f"{title}: {fault}" for fault in wrong]
+    for fault in wrong[:SHOWN]:
+        say(f"  FAULT: {fault}")
+    return [f"{title}: {fault}" for fault in wrong[:SHOWN]]
 
 
 def attacked(attacks: Counter[str], samples: list[Sample]) -> list[str]:

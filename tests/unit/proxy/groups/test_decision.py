@@ -477,6 +477,16 @@ def test_a_link_that_waits_follows_the_holder(mine: LinkView, level: int, since:
     assert followers(replace(seen, foreign=frozenset({"s"})), {}, NOW) == []
 
 
+@pytest.mark.parametrize(("is_local", "step"), [(True, (CLAIM, "third")), (False, (RAISE, "mine"))])
+def test_a_member_of_this_sidecar_that_gets_a_shard_claims_it_before_it_is_raised(
+    is_local: bool, step: tuple[Act, str]
+) -> None:
+    seen = view(LinkView(), None, ("mine", 50.0))
+    third = MemberView(is_local, {"s": LinkView(50.1 + HEAL + CLAIMED_WITHIN), "a": LinkView(), "c": LinkView()})
+    steps = decide(replace(seen, members={**seen.members, "third": third}), NOW).steps
+    assert [(each.act, each.member) for each in steps if each.shard == "s"] == [step]
+
+
 def test_nothing_is_opened_above_a_member_that_gets_a_shard_and_has_yet_to_claim_it() -> None:
     """The last holder is lost, which is not known yet. RabbitMQ 4.3 would keep the one that gives way, if it ended."""
     seen = view(LinkView(), OTHERS, ("other", 50.0))

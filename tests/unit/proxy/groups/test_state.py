@@ -81,6 +81,7 @@ def test_the_links_that_wait_follow_as_soon_as_the_one_that_was_raised_is_there(
     link = its.links.pop("s")
     assert (made.followers(NOW), made.is_followed) == ([], False)
     made.tick(NOW)
+    made.heard(made.beat(NOW), NOW)
     assert made.due == float("inf")
     link.priority = priority(made.claims.epoch("s"), "m")
     its.links["s"] = link
