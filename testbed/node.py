@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import signal
 import socket
 import time
@@ -35,7 +36,7 @@ class Node:
     """A node that can be stopped, killed and started again: its ports and its data stay the same.
 
     It stands in the supervisor's folder and ends with the supervisor. `epmd_port` is where `start_epmd` listens;
-    nodes that share it and the supervisor know each other's names and cookie.
+    nodes that share it and the supervisor know each other's names, and have the cookie that it has written.
     """
 
     def __init__(
@@ -181,8 +182,12 @@ def private_node(installation: Installation, certificates: Certificates | None =
 
 
 def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
-    """Start an Erlang port mapper on a free port, wait until it listens, and return the port."""
+    """Start an Erlang port mapper on a free port, wait until it listens, and return the port.
+
+    It also writes what all nodes of the supervisor share before the first of them starts: names of hosts and cookie.
+    """
     (supervisor.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
+    _write_cookie(supervisor.folder / ".erlang.cookie")
     (port,) = free_ports(1)
     log = supervisor.folder / "epmd.log"
     command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
@@ -191,6 +196,19 @@ def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
         if process.wait(0.02):
             raise SetupError(f"the Erlang port mapper (epmd) did not start: {log.read_text()}")
     return port
+
+
+def _write_cookie(file: Path) -> None:
+    """Write the secret by which Erlang nodes let each other in, readable by its owner only.
+
+    An Erlang node that finds no such file makes one, in several steps. Of nodes that start at the same time, one may
+    read the file of another before its mode is set, and ends; or one writes over the cookie that another has read. Nodes
+    with different cookies never form a cluster: each asks the others every 3 s, by a temporary node whose first line in
+    the log is of inet_gethost_native, and goes on alone after 30 times.
+    """
+    file.touch(mode=0o600, exist_ok=False)
+    file.write_text(secrets.token_hex(16))
+    file.chmod(0o400)
 
 
 def free_ports(count: int) -> list[int]:

@@ -127,6 +127,19 @@ def test_the_node_has_what_the_project_needs(node: Node) -> None:
     assert "amq.rabbitmq.event" in {exchange["name"] for exchange in request(node, "GET", "/api/exchanges/%2F")}
 
 
+def test_nodes_have_a_cookie_before_the_first_of_them_starts(node: Node) -> None:
+    """Nodes that start at the same time would each make one, and could end up with different ones."""
+    file = node.folder.parent / ".erlang.cookie"
+    cookie = file.read_text()
+    assert (file.stat().st_mode & 0o777, len(cookie)) == (0o400, 32)
+
+    node.start()
+
+    node.control("eval", "erlang:get_cookie().")
+    assert cookie in (node.folder / "rabbitmqctl.log").read_text()
+    assert file.read_text() == cookie
+
+
 def test_a_node_that_ends_while_starting_shows_its_log(node: Node) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", urlsplit(node.management_url).port))
