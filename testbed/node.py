@@ -202,9 +202,9 @@ def _write_cookie(file: Path) -> None:
     """Write the secret by which Erlang nodes let each other in, readable by its owner only.
 
     An Erlang node that finds no such file makes one, in several steps. Of nodes that start at the same time, one may
-    read the file of another before its mode is set, and ends; or one writes over the cookie that another has read. Nodes
-    with different cookies never form a cluster: each asks the others every 3 s, by a temporary node whose first line in
-    the log is of inet_gethost_native, and goes on alone after 30 times.
+    read the file of another before its mode is set, and ends; or one writes over the cookie that another has read.
+    Nodes with different cookies never form a cluster: each asks the others every 3 s, by a temporary node whose first
+    line in the log is of inet_gethost_native.
     """
     file.touch(mode=0o600, exist_ok=False)
     file.write_text(secrets.token_hex(16))

@@ -13,6 +13,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
 
 from proxy.groups.beat import MAX_BYTES
+from proxy.topology.bindings import GROUP_SUFFIX
 
 log = logging.getLogger(__name__)
 # They log a lost connection with tracebacks; here it is one line.
@@ -50,7 +51,7 @@ class Room:
         self, line: "Line", exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]
     ) -> None:
         """`heard` gets each message; `changed` is called when `fault` becomes empty or not."""
-        self.line, self._exchange, self._name = line, exchange, f"{exchange}.group"
+        self.line, self._exchange, self._name = line, exchange, f"{exchange}{GROUP_SUFFIX}"
         self._heard, self._change = heard, changed
         self.fault = "not connected yet"
         """Why no beats are sent or received; empty while they are."""
@@ -110,7 +111,10 @@ class Room:
         return exchange
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
-        self._heard(message.body)
+        # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
+        # its publisher needed no right on this exchange.
+        if message.exchange == self._name:
+            self._heard(message.body)
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange) -> None:
         """Send beats until the room is closed. Raises an error if the broker does not take one."""

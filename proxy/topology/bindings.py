@@ -15,6 +15,10 @@ MODULUS_HASH = "x-modulus-hash"
 RING_TYPES = frozenset({CONSISTENT_HASH, MODULUS_HASH})
 FANOUT = "fanout"
 
+GROUP_SUFFIX = ".group"
+"""The end of the name of the exchange by which sidecars balance a consumer group: the group of `orders` has
+`orders.group`. Only sidecars publish to it, since a message there is taken for one of theirs."""
+
 
 class TopologyError(ValueError):
     """An answer of the management API has the wrong form; the message names the field and its value."""
@@ -38,6 +42,8 @@ class Exchange:
     """Whether the exchange's arguments name an alternate exchange, which gets what the exchange cannot route."""
     policy: str = ""
     """The name of the policy that applies to the exchange; empty if none does."""
+    balances: str = ""
+    """The hash exchange whose consumer group sidecars balance over this exchange; empty for every other exchange."""
 
 
 class Binding(NamedTuple):
@@ -202,22 +208,37 @@ def behind_of(exchange: Exchange | None, bindings: Sequence[Binding], alternate_
         return Behind(Leads.ABSENT)
     if exchange.type != FANOUT:
         return Behind(Leads.ELSEWHERE, internal=exchange.internal)
-    why = ""
-    if exchange.has_alternate:
-        why = "its arguments name an alternate exchange"
-    elif exchange.policy in alternate_policies:
-        why = f"policy {exchange.policy!r} gives it an alternate exchange"
-    elif exchange.auto_delete:
-        why = "it is an auto-delete exchange"
-    elif len(bindings) > 1:
-        why = f"it has {len(bindings)} bindings"
-    elif any(binding.destination.kind == "exchange" for binding in bindings):
-        why = f"it is bound to {bindings[0].destination}"
+    why = _no_lane(exchange, bindings, alternate_policies)
     if why or exchange.internal:
         return Behind(Leads.ASIDE, why=why or "it is internal", internal=exchange.internal)
     if not bindings:
         return Behind(Leads.NOWHERE)
     return Behind(Leads.TO_QUEUE, bindings[0].destination.name, bindings[0].key)
+
+
+def _no_lane(exchange: Exchange, bindings: Sequence[Binding], alternate_policies: Collection[str]) -> str:
+    """Return in words why a fanout exchange that is not internal is no lane; empty if it is one."""
+    if exchange.balances:
+        return f"only sidecars publish to it, to balance the group of {exchange.balances!r}"
+    if exchange.has_alternate:
+        return "its arguments name an alternate exchange"
+    if exchange.policy in alternate_policies:
+        return f"policy {exchange.policy!r} gives it an alternate exchange"
+    if exchange.auto_delete:
+        return "it is an auto-delete exchange"
+    if len(bindings) > 1:
+        return f"it has {len(bindings)} bindings"
+    if any(binding.destination.kind == "exchange" for binding in bindings):
+        return f"it is bound to {bindings[0].destination}"
+    return ""
+
+
+def grouped_by(exchange_name: str) -> str:
+    """Return the name of the hash exchange whose group a fanout exchange of this name balances; empty for none.
+
+    It does so only if there is a hash exchange of the returned name.
+    """
+    return exchange_name.removesuffix(GROUP_SUFFIX) if exchange_name.endswith(GROUP_SUFFIX) else ""
 
 
 def weight_of(key: str, exchange_type: str) -> int:

@@ -110,6 +110,7 @@ class EntryBuilder:
             lanes=lanes,
             behind=behind,
             internal=exchange is not None and exchange.internal,
+            balances=exchange.balances if exchange is not None else before.balances if before else "",
             publish_in=exchange.publish_in if exchange is not None else None,
             changes=before.changes if before else (),
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from proxy.topology.bindings import FANOUT, NOTHING_BEHIND, Behind, Binding, Leads, behind_of
 from proxy.topology.management import Management, ManagementError, NotAskableError
 from proxy.topology.overlay_store import OverlayStore
-from proxy.topology.reading import VhostNotListedError
+from proxy.topology.reading import VhostNotListedError, read_exchange
 from proxy.topology.table import Entry, Name
 from ring.destination import Destination
 
@@ -139,7 +139,7 @@ class LaneReader:
         """
         vhost, exchange_name = name
         overlay = self._overlays.of(name)
-        exchange = await self._api.exchange(vhost, exchange_name)
+        exchange = await read_exchange(self._api, name)
         shown_type = exchange.type if exchange is not None else None
         if self._overlays.incomplete_for(name, started):
             raise ManagementError("more was declared than is kept until a reading shows it")

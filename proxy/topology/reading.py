@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from proxy.topology.bindings import RING_TYPES, Binding, Exchange
+from proxy.topology.bindings import FANOUT, RING_TYPES, Binding, Exchange, grouped_by
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.table import Name
 
@@ -42,7 +42,7 @@ async def read(
     answer is not proved.
     """
     vhost, exchange_name = name
-    exchange = await api.exchange(vhost, exchange_name)
+    exchange = await read_exchange(api, name)
     if exchange is None:
         await _corroborate_absence(api, name, listed)
         return ABSENT
@@ -55,6 +55,20 @@ async def read(
         await asyncio.sleep(pause)
         bindings = await api.bindings(vhost, exchange_name)
     return Reading(exchange, bindings)
+
+
+async def read_exchange(api: Management, name: Name) -> Exchange | None:
+    """Return an exchange without its bindings; None if its page is 404.
+
+    One that may balance a group, by its name and type, takes one more request, for the exchange whose group that is.
+    Raises ManagementError or TopologyError.
+    """
+    exchange = await api.exchange(*name)
+    grouped = grouped_by(name[1]) if exchange is not None and exchange.type == FANOUT else ""
+    if exchange is None or not grouped:
+        return exchange
+    of = await api.exchange(name[0], grouped)
+    return replace(exchange, balances=grouped) if of is not None and of.type in RING_TYPES else exchange
 
 
 async def _corroborate_absence(api: Management, name: Name, listed: Listed | None) -> None:

@@ -124,6 +124,10 @@ class Entry:
     """The last changes of the ring, the oldest first."""
     internal: bool = False
     """Whether the exchange takes messages from other exchanges only."""
+    balances: str = ""
+    """The hash exchange whose consumer group sidecars balance over this exchange; empty for every other exchange.
+
+    Only sidecars publish to it. AMQP clients need the right to write there, as on any exchange."""
     publish_in: int | None = None
     """The number of messages published to the exchange, as the broker last counted them; None if it gave no number."""
     restored: bool = False

@@ -20,6 +20,7 @@ from proxy.routing.counters import Counters
 from proxy.routing.route import PUBLISH, Choice, Route
 from proxy.routing.routes import RouteTable, RouteTables
 from proxy.settings.patterns import Mode
+from proxy.topology.bindings import grouped_by
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, PassReason, Router, Unread
@@ -106,7 +107,7 @@ class Dispatch:
         since = self._router.clock()
         while not isinstance(step := self._route(handle, since), Route):
             await step
-        self._refuse_internal(handle)
+        self._refuse_closed(handle)
 
     async def exchange_handle(self, name: Name, login: Login | None = None) -> ExchangeHandle:
         """Return the handle by which to publish to an exchange, as this sidecar's own user or another.
@@ -134,11 +135,12 @@ class Dispatch:
         """Return whether an exchange must be read before a connection is used for it.
 
         An exchange in shadow mode need not be read if this sidecar is connected to its virtual host: the broker then
-        says whether it exists.
+        says whether it exists. It does not say whether only sidecars publish to the exchange.
         """
         if name in self._router.entries:
             return False
-        return self._tables.selection.mode(*name) is not Mode.SHADOW or not self._publisher.serves(name[0])
+        shadowed = self._tables.selection.mode(*name) is Mode.SHADOW and self._publisher.serves(name[0])
+        return not shadowed or bool(grouped_by(name[1]))
 
     async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
         """Publish one message, whose result `receiver` is told; wait only for a look-up or a connection.
@@ -168,7 +170,7 @@ class Dispatch:
             choice = Choice(route.targets[index_at(route.owners, slot)], route, slot, key, False, False)
             placement = Placement(route, choice, None)
         else:
-            self._refuse_internal(handle)
+            self._refuse_closed(handle)
             placement = self._place(route, key, message)
             slot = placement.choice.slot if placement.choice is not None else slot_of(key)
             if placement.choice is not None and placement.choice.target.unread is not None:
@@ -333,11 +335,22 @@ class Dispatch:
             raise refused(unread.name, unread.why)
         return self.look_up(name, unread.name, since)
 
-    def _refuse_internal(self, handle: ExchangeHandle) -> None:
+    def _refuse_closed(self, handle: ExchangeHandle) -> None:
+        """Raise ProblemError 403 if an exchange takes no publishes, or only those of sidecars.
+
+        This sidecar's own user may write to an exchange that balances a group, and the sidecars would take the message
+        for one of their own. Of any other user the broker knows whether he may.
+        """
         entry = self._router.entries.get(handle.name)
-        if entry is not None and entry.internal:
+        if entry is None:
+            return
+        if entry.internal:
             detail = f"exchange: {handle.name[1]!r} is internal, and takes messages from other exchanges only"
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
+        if entry.balances and not handle.group.guest:
+            what = f"to balance the consumer group of {entry.balances!r}"
+            detail = f"exchange: only sidecars publish to {handle.name[1]!r}, {what}"
+            raise ProblemError(403, "forbidden", detail, Outcome.INVALID)
 
     async def look_up(self, name: Name, wanted: Name, since: float) -> None:
         """Wait until the exchange `wanted` has been read, for which publishes to `name` wait since `since`, monotonic.
