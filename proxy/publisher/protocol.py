@@ -11,6 +11,7 @@ from proxy.process.identity import of_sidecar
 from proxy.publisher import handshake
 from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
 from proxy.publisher.packing import Publish
+from proxy.settings.rights import to_lanes
 from proxy.wire.content import ring_id_in
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -365,10 +366,15 @@ class PublisherProtocol:
         words = text.decode(errors="replace")
         if code != ACCESS_REFUSED or "internal exchange" in words:
             return words
-        wanted = f"exchange {exchange.decode(errors='replace')!r}" if exchange else "amq.default"
+        name = exchange.decode(errors="replace")
+        wanted = f"exchange {name!r}" if exchange else "amq.default"
         why = "" if exchange else ": publishes go straight to the queues"
-        words = f"the broker's user needs write permission on {wanted}{why} ({words})"
-        if self.refusals.get(exchange) != words:
+        if lanes := to_lanes(name):
+            # Who lacks it on one lane mostly lacks it on all: they are one line, in the log and in /readyz.
+            words = f"the broker's user needs write permission on the lanes of an exchange, {lanes}"
+        else:
+            words = f"the broker's user needs write permission on {wanted}{why} ({words})"
+        if words not in self.refusals.values():
             self.news.append(words)
         self.refusals[exchange] = words
         return words
@@ -377,7 +383,7 @@ class PublisherProtocol:
     def refused(self) -> list[str]:
         """Why publishes to some exchanges are not permitted; an exchange confirmed since then is left out."""
         alive = {exchange for exchange, channel in self.channels.items() if channel.low}
-        return [why for exchange, why in self.refusals.items() if exchange not in alive]
+        return list(dict.fromkeys(why for exchange, why in self.refusals.items() if exchange not in alive))
 
     def _on_channel_close_ok(self, number: int, _: bytes) -> None:
         self._closing.discard(number)

@@ -7,12 +7,15 @@ from proxy.session import links
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import Missing, Refused, Stale
+from proxy.session.events import Missing, NoQueue, Refused, Stale
 from proxy.session.reads import frames
 from proxy.session.reopening import may_reopen, reopen, rest_of_content
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
+from proxy.settings.rights import to_lanes
+from proxy.topology.bindings import RING_TYPES
 from proxy.wire.frames import (
     ACCESS_REFUSED,
+    BASIC_CONSUME,
     BASIC_PUBLISH,
     BODY,
     CHANNEL_CLOSE,
@@ -338,13 +341,41 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     channel.late.clear()
     # The broker checks write access to where a publish goes now, which the client's user may not have.
     refused = [*behind, *(b"amq.default" for exchange in named if exchange in _DEFAULT_EXCHANGE)]
+    if code == NOT_FOUND and U32.unpack_from(data, at)[0] == BASIC_CONSUME:
+        return _no_queue(c, channel, text, data[at : end - 1])
     if code != ACCESS_REFUSED or not refused:
         return None
-    wanted = refused[0]
+    # Who lacks it on one lane of a ring mostly lacks it on all, and would be told of one after the other.
+    wanted = to_lanes(refused[0].decode(errors="replace")).encode() or refused[0]
     hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
-    text = reply_text(reply_text(text, 255 - len(hint)) + hint)
+    return _with_hint(c, channel, code, text, hint, data[at : end - 1])
+
+
+def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: bytes, rest: bytes) -> bytes:
+    """Return the broker's channel.close with a hint behind its reply text; `rest` is the frame behind the text."""
+    text = reply_text(reply_text(text, _LONGEST_TEXT - len(hint)) + hint)
     c.events.append(Refused(code, text.decode(errors="replace")))
-    return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
+    return method_frame(channel.id, CHANNEL_CLOSE, U16.pack(code) + shorted(text) + rest)
+
+
+def _no_queue(c: Connection, channel: Channel, text: bytes, rest: bytes) -> bytes | None:
+    """Take it that a client consumes from a queue that does not exist: it may have meant a group.
+
+    Returns the broker's channel.close with a hint, if the name is known to be a hash exchange; None for the frame as it
+    is.
+    """
+    _, quoted, found = text.partition(b"no queue '")
+    end = found.rfind(b"' in vhost '")
+    if c.table is None or not quoted or end < 0:
+        return None
+    name = found[:end].decode(errors="replace")
+    entry = c.table.entry_of(name)
+    if entry is None:
+        c.events.append(NoQueue(name))
+    elif entry.exchange_type in RING_TYPES:
+        hint = b"; it is a hash exchange: to consume from it as a group, name it in ringproxy's setting groups"
+        return _with_hint(c, channel, NOT_FOUND, text, hint, rest)
+    return None
 
 
 def named_exchanges(c: Connection, text: bytes) -> list[bytes]:

@@ -14,7 +14,7 @@ from proxy.session import publishing
 from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import DeclaredGroup, Reopened, Shadowed, Stale
+from proxy.session.events import DeclaredGroup, NoQueue, Reopened, Shadowed, Stale
 from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.sync import Sync
@@ -65,7 +65,7 @@ class Shared:
     """
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _named: set[tuple[str, str, type]] = field(default_factory=set)
-    """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
+    """The names about which there has been an event that counts once: virtual host, name, and kind of event."""
     _told: dict[str, tuple[float, int]] = field(default_factory=dict)
     """By virtual host: when a line of the log last told of a channel that was opened again, in monotonic seconds, and
     the number of channels that were opened again since."""
@@ -89,8 +89,16 @@ class Shared:
             f" (so were {others} other channels since the last such line)" if others else "",
         )
 
-    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup) -> bool:
-        """Return whether the log is to tell of an event about a group's name: once for each name."""
+    def want(self, vhost: str, event: NoQueue) -> None:
+        """Have an exchange read that a client may have meant by a queue's name, so that the next try can be told.
+
+        Each name is read once in the life of the process: clients choose the names, and may try for ever.
+        """
+        if self.tells_first(vhost, event):
+            self.sync.want((vhost, event.name))
+
+    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup | NoQueue) -> bool:
+        """Return whether an event about a name that may be a group's is the first of its kind for that name."""
         key = (vhost, event.name, type(event))
         is_first = key not in self._named and len(self._named) < MOST_NAMED
         if is_first:

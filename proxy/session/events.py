@@ -38,6 +38,12 @@ class Missing(NamedTuple):
     exchange: str
 
 
+class NoQueue(NamedTuple):
+    """A client consumes from a queue that does not exist, and nothing is known of an exchange of that name."""
+
+    name: str
+
+
 class Reopened(NamedTuple):
     """A client's channel was opened again unseen, after the broker had closed it because a lane is gone."""
 
@@ -85,4 +91,4 @@ class DeclaredGroup(NamedTuple):
 GroupEvent = JoinAsked | Left | LinkEnded | Shadowed | DeclaredGroup
 """An event that concerns groups."""
 
-Event = Declared | Stale | Refused | Missing | Reopened | GroupEvent
+Event = Declared | Stale | Refused | Missing | NoQueue | Reopened | GroupEvent

@@ -19,7 +19,9 @@ from proxy.session.events import DeclaredGroup, Shadowed
 from proxy.session.hidden import Consumer, HiddenChannel
 from proxy.session.numbering import Question
 from proxy.session.state import ChannelState
+from proxy.settings.rights import to_shards
 from proxy.wire.frames import (
+    ACCESS_REFUSED,
     BASIC_GET,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
@@ -193,6 +195,12 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
         question.step = Step.EXCHANGE
         due += (again, _passive_exchange(hidden.number, question.name))
         return
+    if question.step == Step.QUEUE and code == ACCESS_REFUSED and question.method == QUEUE_DECLARE:
+        # The client's own queue.declare would be refused as well, for want of `configure`, which nobody should grant.
+        text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
+        links.closed_by_broker(c, hidden)
+        closing.refuse_channel(c, hidden.consumer.channel, code, not_permitted(question.name, text), question.method)
+        return
     if question.step == Step.TOTALS:
         # This shard is gone, or another connection's own. The broker has dropped what was asked behind it.
         question.left.popleft()
@@ -214,6 +222,18 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
 def _decide(c: Connection, hidden: HiddenChannel, question: Question, *, is_group: bool) -> None:
     question.decided, question.is_group = True, is_group
     links.close(c, hidden)
+
+
+def not_permitted(group: str, text: str) -> str:
+    """Return the reply text for a client whose user lacks a right for a group, by the broker's own text.
+
+    That names a right of which the client knows nothing: `configure`, where this proxy has asked whether there is a
+    queue with the group's name, or `read` on one of the shards.
+    """
+    _, of, user = text.rpartition(" refused for user ")
+    whose = f"user {user}" if of else "the user"
+    needed = f"read on the exchange's name and on its shards, {to_shards(group)}"
+    return f"ACCESS_REFUSED - group '{group}' refused for {whose}: grant {needed}"
 
 
 # What the groups tell.

@@ -11,7 +11,7 @@ from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import SHUTTING_DOWN, End
-from proxy.session.events import Declared, Left, Missing, Refused, Reopened, Stale
+from proxy.session.events import Declared, Left, Missing, NoQueue, Refused, Reopened, Stale
 from proxy.session.flow import FlowControl
 from proxy.session.group_actions import GroupActions
 from proxy.session.handshake import is_protocol_header
@@ -284,6 +284,8 @@ class Session:
                 self._shared.sync.declared(c.vhost, event.declaration)
             elif isinstance(event, Missing):
                 self._shared.sync.found_missing(c.vhost, event.exchange)
+            elif isinstance(event, NoQueue):
+                self._shared.want(c.vhost, event)
             elif isinstance(event, Reopened):
                 self._shared.tell_reopened(c.vhost, self.client.peer, event)
             elif isinstance(event, Refused):

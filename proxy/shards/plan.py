@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.settings.rights import escaped, pattern, to_group
 from proxy.shards.difference import Difference, compare
 from proxy.shards.document import DocumentError, clashes
 from proxy.shards.shard import Sharded
@@ -171,15 +172,17 @@ def _moves(found: Changes, old: Sequence[Destination], new: Sequence[Destination
 
 
 def rights(differences: Iterable[Difference], states: Mapping[str, State], *, applied: bool) -> Iterator[str]:
-    """Yield rabbitmqctl lines for the users: who publishes through sidecars, who consumes, and who applies the file.
+    """Yield rabbitmqctl lines for the users.
 
-    They are enough before, while and after the steps are taken; with `applied` only once all are taken.
+    They are for who publishes through sidecars, consumes from the shards, or consumes by group; for the sidecars whose
+    clients consume by group; and for who applies the file. They are enough before, while and after the steps are taken;
+    with `applied` only once all are taken.
     """
     by_vhost: dict[str, list[Difference]] = {}
     for difference in differences:
         by_vhost.setdefault(difference.exchange.vhost, []).append(difference)
     for vhost, found in by_vhost.items():
-        rings = [_escaped(each.exchange.name) for each in found]
+        rings = [escaped(each.exchange.name) for each in found]
         direct, lanes, queues = False, list[str](), list[str]()
         for each in found:
             destinations = _destinations(each, states[vhost], applied)
@@ -192,15 +195,20 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
         named = {shard.arguments.get("x-dead-letter-exchange") for shard in shards}
         # The empty name is the default exchange's, which rights call amq.default.
         dead = {name or "amq.default" for name in named if isinstance(name, str)}
-        yield _permission(vhost, "WRITER", [], [*(["amq\\.default"] if direct else []), *rings, *lanes], [])
+        written = [*(["amq\\.default"] if direct else []), *rings, *lanes]
+        yield _permission(vhost, "WRITER", [], written, [])
         yield _permission(vhost, "READER", [], [], queues)
+        # RabbitMQ 4.3 tells only users with a right on a name that no queue has it, by which a member joins.
+        yield _permission(vhost, "MEMBER", [], [], [*rings, *queues])
+        groups = [to_group(each.exchange.name) for each in found]
+        yield _permission(vhost, "SIDECAR", groups, [*written, *groups], groups)
         # Declaring asks for configure; binding for write on the destination and read on the source; a dead-letter
         # or alternate exchange for write on it, and for read on what names it.
         yield _permission(
             vhost,
             "TOPOLOGY",
-            [*rings, *lanes, *queues, _escaped(LOCK_QUEUE)],
-            [*lanes, *queues, *map(_escaped, alternates), *map(_escaped, sorted(dead))],
+            [*rings, *lanes, *queues, escaped(LOCK_QUEUE)],
+            [*lanes, *queues, *map(escaped, alternates), *map(escaped, sorted(dead))],
             [*rings, *lanes, *(queues if dead else [])],
         )
 
@@ -242,12 +250,6 @@ def _permission(vhost: str, user: str, configure: list[str], write: list[str], r
     return f"rabbitmqctl set_permissions -p {shlex.quote(vhost)} {user} {' '.join(patterns)}"
 
 
-def pattern(parts: Iterable[str]) -> str:
-    """Return a regular expression for RabbitMQ's permissions that matches what one of these expressions matches."""
-    different = dict.fromkeys(parts)
-    return f"^({'|'.join(different)})$" if len(different) > 1 else f"^{''.join(different)}$"
-
-
 def _numbered(prefix: str, name: str) -> str:
     """Return a regular expression for the name of a shard's queue or lane.
 
@@ -255,10 +257,5 @@ def _numbered(prefix: str, name: str) -> str:
     """
     number = name.removeprefix(prefix)
     if number != name and re.fullmatch("[1-9][0-9]*", number):
-        return _escaped(prefix) + "[0-9]+"
-    return _escaped(name)
-
-
-def _escaped(text: str) -> str:
-    """Return a regular expression that matches this text, for Erlang's re, which has no escape for other characters."""
-    return re.sub(r"([.^$*+?()\[\]{}|\\])", r"\\\1", text)
+        return escaped(prefix) + "[0-9]+"
+    return escaped(name)

@@ -14,6 +14,10 @@ from ring.hashing import SLOTS
 FORMAT = 1
 """The version of the JSON form; a field may be added without a new version."""
 
+_USERS = (
+    "  WRITER publishes; READER consumes from the queues, and MEMBER from the exchange's name, as a group;",
+    "  SIDECAR is in broker_url of the sidecars that MEMBER consumes by; TOPOLOGY applies the file",
+)
 
 Journalled = Mapping[tuple[str, str], Moved]
 """By virtual host and name of an exchange: how many of its messages move, as its journal tells."""
@@ -29,7 +33,7 @@ def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> list[s
         lines += ["cannot be done:", *(f"  {line}" for line in plan.refusals), ""]
     if plan.warnings:
         lines += ["take care:", *(f"  {line}" for line in plan.warnings), ""]
-    lines += ["rights that the users need (each line replaces all rights of that user in the virtual host):"]
+    lines += ["rights that the users need (each line replaces all rights of that user in the virtual host):", *_USERS]
     if plan.rights == plan.rights_applied:
         lines += [f"  {line}" for line in plan.rights]
     else:

@@ -309,23 +309,6 @@ def _joins(wire: Wire) -> bool:
     return isinstance(answer, Basic.ConsumeOk)
 
 
-def test_a_missing_right_closes_the_clients_channel_in_the_brokers_words(
-    grouping: Sidecar, vhost: VirtualHost, client: Client
-) -> None:
-    sharded(vhost)
-    vhost.api.ask("PUT", "users", "reader", body={"password": "reader", "tags": ""})
-    try:
-        vhost.permit("reader", read="^nothing$")
-        with Client("reader", "reader").session(grouping.amqp_port, vhost.name) as wire:
-            wire.channel(1, confirm=False)
-            close = wire.ask(1, Basic.Consume(0, "orders"), Channel.Close)
-            assert close.reply_code == 403
-            assert close.reply_text.startswith("ACCESS_REFUSED - ")
-            assert "queue 'orders." in close.reply_text
-    finally:
-        vhost.api.ask("DELETE", "users", "reader")
-
-
 def test_a_right_that_is_taken_away_later_is_told_and_given_back_it_is_used(
     grouping: Sidecar, vhost: VirtualHost, client: Client
 ) -> None:

@@ -30,7 +30,7 @@ def test_a_name_forges_no_line_of_a_plan(monkeypatch: pytest.MonkeyPatch, capsys
 
     lines = capsys.readouterr().out.splitlines()
     assert lines.count("nothing to do") == 0
-    assert sum(line.startswith("  rabbitmqctl") for line in lines) == 3
+    assert sum(line.startswith("  rabbitmqctl") for line in lines) == 5
     assert lines[-1] == "5 steps to do"
 
 

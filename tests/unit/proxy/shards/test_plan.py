@@ -155,7 +155,7 @@ def test_a_plan_as_json() -> None:
     assert exchange["shards"][1] == {"number": 2, "queue": "orders.2", "lane": "orders.lane.2", "weight": 1}
     assert exchange["moved"] == sum(move["slots"] for move in exchange["moves"]) / SLOTS
     assert exchange["waiting"] == {"orders.1": 0}
-    assert len(found["rights"]) == 3
+    assert len(found["rights"]) == 5
 
 
 def test_two_exchanges_that_come_to_share_a_queue_are_refused() -> None:
@@ -192,6 +192,19 @@ def test_with_lanes_nobody_needs_the_default_exchange() -> None:
     assert may(write, "amq.default", "orders.1", "orders.lane.", "orders.lane.1x", "xorders") == [False] * 5
     assert may(found["READER"][2], "orders.1", "orders.12", "orders", "orders.lane.1") == [True, True, False, False]
     assert may(found["TOPOLOGY"][0], "ring-proxy.topology", "orders", "orders.1", "other") == [True, True, True, False]
+
+
+def test_a_group_needs_rights_of_its_members_and_of_the_sidecars() -> None:
+    found = rights(orders(shards=2))
+
+    configure, write, read = found["MEMBER"]
+    assert (configure, write) == ("^$", "^$")
+    assert may(read, "orders", "orders.1", "orders.12", "orders.lane.1") == [True, True, True, False]
+    queue = "orders.group.0123456789abcdef"
+    for part in found["SIDECAR"]:
+        assert may(part, "orders.group", queue, "orders.groups", "orders.1") == [True, True, False, False]
+    assert may(found["SIDECAR"][1], "orders", "orders.lane.1", "amq.default") == [True, True, False]
+    assert may(found["SIDECAR"][2], "orders", "orders.lane.1") == [False, False]
 
 
 @pytest.mark.parametrize(("dead", "named"), [("dead", "dead"), ("", "amq.default")])

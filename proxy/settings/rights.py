@@ -1,0 +1,38 @@
+"""Patterns of RabbitMQ's permissions, as people grant them: regular expressions that match names whole. Pure."""
+
+import re
+from collections.abc import Iterable
+
+_LANE = ".lane."
+"""The part of a lane's name between the exchange's name and the rest, as `ring-proxy topology` names lanes."""
+
+
+def pattern(parts: Iterable[str]) -> str:
+    """Return a regular expression for RabbitMQ's permissions that matches what one of these expressions matches."""
+    different = dict.fromkeys(parts)
+    return f"^({'|'.join(different)})$" if len(different) > 1 else f"^{''.join(different)}$"
+
+
+def escaped(text: str) -> str:
+    """Return a regular expression for this text, for Erlang's re, which has no escape for other characters."""
+    return re.sub(r"([.^$*+?()\[\]{}|\\])", r"\\\1", text)
+
+
+def to_lanes(exchange: str) -> str:
+    """Return the pattern of write for the lanes of an exchange and the exchange itself, by the name of one lane.
+
+    A publisher who lacks the right on one lane mostly lacks it on all. The result is empty for a name that is not a
+    lane's.
+    """
+    ring, lane, _ = exchange.rpartition(_LANE)
+    return f"^{escaped(ring)}(\\.lane\\..*)?$" if lane and ring else ""
+
+
+def to_shards(exchange: str) -> str:
+    """Return a pattern of read for a hash exchange's name and its shards, if they are its name, a dot and a number."""
+    return f"^{escaped(exchange)}(\\.[0-9]+)?$"
+
+
+def to_group(exchange: str) -> str:
+    """Return the pattern of all three rights that a sidecar's own user needs to balance the group of an exchange."""
+    return f"{escaped(exchange)}\\.group(\\..*)?"
