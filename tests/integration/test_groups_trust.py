@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import BrokerApi, Delivered, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import consume, sharded
 from tests.integration.sidecar import Answer, Sidecar, bearer, publish_path
@@ -113,16 +113,17 @@ def test_a_message_that_was_published_elsewhere_is_no_beat(grouping: Sidecar, vh
     for answer in ways(grouping, vhost, "news").values():
         assert answer.status == 200
 
-    told = []
+    told: list[Delivered] = []
+
+    def is_followed() -> bool:
+        told.extend(vhost.drain("tap"))
+        senders = [json.loads(message.body)["sidecar"] for message in told]
+        return senders.count("evil") == 5 and "evil" not in senders[-2:]
+
     # Two beats of its own behind the forged ones: it has got those by then.
-    wait_until("later beats", lambda: told.extend(vhost.drain("tap")) or _is_followed(told))
+    wait_until("later beats", is_followed)
     assert [(m["client"], m["shards"]) for m in group(grouping, vhost)["members"] if m["client"] == "ghost"] == []
     assert group(grouping, vhost)["membership"] is None
-
-
-def _is_followed(told: list[Any]) -> bool:
-    senders = [json.loads(message.body)["sidecar"] for message in told]
-    return senders.count("evil") == 5 and "evil" not in senders[-2:]
 
 
 def test_a_broker_user_needs_his_own_right(grouping: Sidecar, vhost: VirtualHost, api: BrokerApi) -> None:

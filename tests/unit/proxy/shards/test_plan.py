@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.settings.rights import pattern
 from proxy.shards import report
 from proxy.shards.document import DocumentError, parse
 from proxy.shards.journal import Moved
-from proxy.shards.plan import Plan, make_plan, moves_keys, pattern
+from proxy.shards.plan import Plan, make_plan, moves_keys
 from proxy.shards.state import FoundExchange, FoundQueue, State
 from ring.destination import Destination
 from ring.hashing import SLOTS
