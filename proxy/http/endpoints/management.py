@@ -1,8 +1,9 @@
 """The management API's own publish, for programs that were written for it: they change the port and no more.
 
-What it takes and answers was tried on RabbitMQ 3.10.8. Its credentials are a broker user's, and the broker judges them:
-the message goes out on a connection of that user's own, with that user's permissions. Until the broker has let the user
-in, a request holds nothing that is another's: its body is not read, and it counts in no limit but that of connections.
+What it takes and answers was tried on RabbitMQ 4.3.6 and 3.10.8, and where they differ it is as on the newer one. Its
+credentials are a broker user's, and the broker judges them: the message goes out on a connection of that user's own,
+with that user's permissions. Until the broker has let the user in, a request holds nothing that is another's: its body
+is not read, and it counts in no limit but that of connections.
 """
 
 import asyncio
@@ -22,10 +23,20 @@ from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import is_gone, judged
 from proxy.http.sending.single import Single
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED
+from proxy.publisher.channel import CONFIRMED, PublishResult
 from proxy.publisher.pool import Login, LoginRefused
-from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
-from proxy.wire.properties import NAMES, SHORT_STRING, Header, PropertyError, encoded, shown, utf8
+from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND, PRECONDITION_FAILED
+from proxy.wire.properties import (
+    NAMES,
+    SHORT_STRING,
+    Header,
+    Properties,
+    PropertyError,
+    encoded,
+    encoded_short_string,
+    shown,
+    utf8,
+)
 
 _REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
 _DEFAULT_EXCHANGE = "amq.default"
@@ -35,10 +46,15 @@ _OFF = (
 )
 _NACKED = "rejected Unable to publish message. Check queue limits."
 
-_WORDS = {
-    "unknown-exchange": "404 NOT_FOUND - no exchange",
-    "internal-exchange": "403 ACCESS_REFUSED - cannot publish to internal exchange",
-}
+_INTERNAL = "403 ACCESS_REFUSED - cannot publish to internal exchange"
+
+_DOUBLY = "invalid payload: the request body JSON-decoded to a string. Is the input doubly-JSON-encoded?"
+
+_NUMBERS = frozenset({"delivery_mode", "priority", "timestamp"})
+"""The properties that are whole numbers; all others but the headers are strings."""
+
+_CLUSTER_ID = 1 << 2
+"""The flag of the property `cluster_id`, which AMQP has reserved, and which RabbitMQ passes on."""
 
 
 class _BadError(ProblemError):
@@ -47,6 +63,13 @@ class _BadError(ProblemError):
     def __init__(self, reason: object) -> None:
         super().__init__(400, "bad-request", str(reason), Outcome.INVALID)
         self.reason = reason
+
+
+class _NoExchangeError(ProblemError):
+    """A 404 for an exchange that does not exist, as RabbitMQ 4.3 words it."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "not-found", "exchange_not_found", Outcome.INVALID)
 
 
 class ManagementEndpoint:
@@ -99,12 +122,7 @@ class ManagementEndpoint:
         try:
             await single.send()
         except ProblemError as problem:
-            if problem.kind == "too-large":
-                # The broker's own limit, who is not asked any more once it is known.
-                raise _BadError(f"{PRECONDITION_FAILED} {problem.detail.removeprefix('body: ')}") from None
-            if problem.kind not in _WORDS:
-                raise
-            raise _BadError(f"{_WORDS[problem.kind]} '{name[1]}' in vhost '{name[0]}'") from None
+            raise _worded(problem, name) from problem.__cause__
         admitted.name = name
         result = await single.result()
         if result is CONFIRMED:
@@ -113,19 +131,38 @@ class ManagementEndpoint:
         result = judged(single.placement, result)
         if is_gone(result):
             await self._dispatch.refresh(single.placement, "a message did not reach it")
-        match result.outcome:
-            case Outcome.UNROUTABLE:
-                self._gate.count(name, result.outcome)
-                return False
-            case Outcome.INVALID:
-                code = PRECONDITION_FAILED if result.code == CONTENT_TOO_LARGE else result.code
-                raise _BadError(f"{code} {result.detail}")
-            case Outcome.NACKED:
-                raise ProblemError(400, "nacked", _NACKED, result.outcome, retryable=True)
-            case Outcome.UNAVAILABLE:
-                raise unavailable(result.detail)
-            case _:
-                raise ProblemError(504, "unknown", result.detail, result.outcome, retryable=True)
+        if result.outcome is Outcome.UNROUTABLE:
+            self._gate.count(name, result.outcome)
+            return False
+        raise _problem(result, is_passed=single.placement.sent_as is None)
+
+
+def _worded(problem: ProblemError, name: tuple[str, str]) -> ProblemError:
+    """Return the problem of a message that was not sent, in the management API's words if it has any for that."""
+    match problem.kind:
+        case "too-large":
+            # The broker's own limit, who is not asked any more once it is known.
+            return _BadError(f"{PRECONDITION_FAILED} {problem.detail.removeprefix('body: ')}")
+        case "unknown-exchange":
+            return _NoExchangeError()
+        case "internal-exchange":
+            return _BadError(f"{_INTERNAL} '{name[1]}' in vhost '{name[0]}'")
+    return problem
+
+
+def _problem(result: PublishResult, *, is_passed: bool) -> ProblemError:
+    """Return the problem of a message that was sent; `is_passed` says that it was sent to the exchange itself."""
+    match result.outcome:
+        case Outcome.INVALID if result.code == NOT_FOUND and is_passed:
+            return _NoExchangeError()
+        case Outcome.INVALID:
+            code = PRECONDITION_FAILED if result.code == CONTENT_TOO_LARGE else result.code
+            return _BadError(f"{code} {result.detail}")
+        case Outcome.NACKED:
+            return ProblemError(400, "nacked", _NACKED, result.outcome, retryable=True)
+        case Outcome.UNAVAILABLE:
+            return unavailable(result.detail)
+    return ProblemError(504, "unknown", result.detail, result.outcome, retryable=True)
 
 
 def _login(request: web.Request) -> Login:
@@ -168,6 +205,10 @@ def _message(body: bytes, user: str) -> Message:
         if error.too_large:
             raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None
         raise _BadError("not_json") from None
+    if isinstance(fields, str):
+        raise _BadError(_DOUBLY)
+    if fields is None:
+        fields = {}
     if not isinstance(fields, dict):
         raise _BadError("not_json")
     missing = ",\n ".join(f"{{key_missing,{name}}}" for name in _REQUIRED if name not in fields)
@@ -180,15 +221,29 @@ def _message(body: bytes, user: str) -> Message:
         raise _BadError(str(error)) from None
 
 
-def _properties(given: object, user: str) -> dict[int, bytes]:
-    """Return the properties that AMQP knows, encoded; others are ignored, as the management API does."""
+def _properties(given: object, user: str) -> Properties:
+    """Return the properties that AMQP knows, encoded; others are ignored, as the management API does.
+
+    PHP writes an empty array for no headers. Raises PropertyError, or ProblemError in the management API's words.
+    """
     if not isinstance(given, Mapping):
         raise PropertyError("properties: not an object")
-    known: dict[str, Any] = {name: value for name, value in given.items() if name in NAMES}
-    if known.get("user_id") == user:
-        del known["user_id"]
-        return properties_of(known, "properties.") | dict((encoded("user_id", user),))
-    return properties_of(known, "properties.")
+    known: dict[str, Any] = {name: value for name, value in given.items() if name in NAMES or name == "cluster_id"}
+    if known.get("headers") == []:
+        del known["headers"]
+    for name, value in known.items():
+        kind, what = (int, "not_int") if name in _NUMBERS else (str, "not_string")
+        if name != "headers" and type(value) is not kind:
+            raise _BadError([what, name])
+    own: Properties = {}
+    if (named := known.pop("user_id", user)) != user:
+        said = f"user_id property set to '{named[:60]}' but authenticated user was '{user}'"
+        raise _BadError(f"{PRECONDITION_FAILED} PRECONDITION_FAILED - {said}")
+    if "user_id" in given:
+        own = dict((encoded("user_id", user),))
+    if "cluster_id" in known:
+        own[_CLUSTER_ID] = encoded_short_string(known.pop("cluster_id"))
+    return properties_of(known, "properties.") | own
 
 
 def _payload(fields: Mapping[str, Any]) -> bytes:

@@ -41,7 +41,9 @@ def endpoints(settings: Settings, gate: Gate, dispatch: Dispatch, counts: Counts
         ("POST", PUBLISH_PATH, publish.answer),
         ("POST", "/v1/exchanges/{exchange:[^/]+}/publish/batch", batch.answer),
         ("POST", "/v1/exchanges/{exchange:[^/]+}/events", events.answer),
-        ("POST", "/api/exchanges/{vhost:[^/]+}/{exchange:[^/]+}/publish", management.answer),
+        ("POST", "/api/exchanges/{vhost:[^/]+}/{exchange:[^/]*}/publish", management.answer),
+        # RabbitMQ's own takes a slash behind it.
+        ("POST", "/api/exchanges/{vhost:[^/]+}/{exchange:[^/]*}/publish/", management.answer),
         ("GET", "/v1/exchanges/{exchange:[^/]+}/route", route.answer),
         ("GET", "/openapi.json", openapi()),
         ("GET", "/docs", docs()),
