@@ -311,7 +311,7 @@ DIFFERENCES: dict[str, tuple[Any, ...]] = {
     # The sidecar publishes straight to the queue, and so needs another permission.
     "no permission to write": (OK, basic("may not"), 400, 400, (400, "bad_request")),
     # The management API cuts, drops or changes what AMQP cannot hold, or fails.
-    "a key of 256 bytes": (OK | {"routing_key": "k" * 256}, basic("may"), 200, 400, (400, "bad_request")),
+    "a key of 256 bytes": (OK | {"routing_key": "k" * 256}, basic("may"), 200, 200, (400, "bad_request")),
     "a key that is no text": (OK | {"routing_key": 7}, basic("may"), 200, 500, (400, "bad_request")),
     **{
         name: (OK | {"properties": properties}, basic("may"), *expected, (400, "bad_request"))
@@ -320,7 +320,6 @@ DIFFERENCES: dict[str, tuple[Any, ...]] = {
             ("a negative timestamp", {"timestamp": -1}, 200, 200),
             ("a timestamp of 64 bits", {"timestamp": 1 << 63}, 200, 200),
             ("an unknown delivery mode", {"delivery_mode": 3}, 400, 200),
-            ("a property of 256 bytes", {"type": "t" * 256}, 200, 400),
             ("a header of more than 64 bits", {"headers": {"a": 1 << 63}}, 200, 200),
             ("a header without a name", {"headers": {"": 1}}, 200, 200),
             ("a header with a long name", {"headers": {"n" * 129: 1}}, 200, 200),
@@ -354,18 +353,14 @@ def test_differences(both: Both, home: VirtualHost, name: str) -> None:
         assert sum(map(len, home.drain_all().values())) == sum(answer.status == 200 for answer in (native, ours))
 
 
-@pytest.mark.parametrize(("user", "vhost"), [("stranger", None), ("may", "nonesuch")])
-def test_a_virtual_host_that_the_user_may_not_use(both: Both, user: str, vhost: str | None) -> None:
-    """RabbitMQ 4 tells that there is none, and earlier ones spell it otherwise."""
-    native, ours = both.ask(OK, authorization=basic(user), vhost=vhost)
+@pytest.mark.parametrize(("user", "where"), [("stranger", None), ("may", "nonesuch")])
+def test_a_virtual_host_that_the_user_may_not_use(both: Both, user: str, where: str | None) -> None:
+    """RabbitMQ 4 says that there is none, and earlier versions spell it otherwise."""
+    native, ours = both.ask(OK, authorization=basic(user), vhost=where)
 
     assert (ours.status, ours.json["error"], ours.json["reason"]) == (401, "not_authorized", "Access refused.")
-    if both.is_old:
-        assert (native.status, native.json["error"]) == (401, "not_authorised")
-    elif vhost is None:
-        assert (native.status, native.json["error"]) == (401, "not_authorized")
-    else:
-        assert (native.status, native.json) == (404, {"error": "not_found", "reason": "vhost_not_found"})
+    expected = (401, "not_authorised") if both.is_old else (404, "not_found")
+    assert (native.status, native.json["error"]) == expected
 
 
 @pytest.mark.parametrize(
