@@ -254,9 +254,13 @@ def test_a_full_queue_behind_a_fanout(both: Both, home: VirtualHost) -> None:
 def test_whom_the_broker_does_not_know(both: Both, home: VirtualHost, authorization: str) -> None:
     native, ours = both.ask(OK, authorization=authorization)
 
-    both.refused(native, ours, 401)
+    assert (ours.status, ours.json["error"], native.status) == (401, "not_authorized", 401)
     assert ours.headers["www-authenticate"] == 'Basic realm="RabbitMQ Management"'
-    assert native.headers.get("www-authenticate") == ours.headers["www-authenticate"] or not both.is_old
+    if both.is_old:
+        both.refused(native, ours, 401)
+        assert native.headers["www-authenticate"] == ours.headers["www-authenticate"]
+    else:
+        assert native.json["error"] == "not_authorized"
     assert home.drain_all() == {}
 
 
@@ -308,8 +312,6 @@ DIFFERENCES: dict[str, tuple[Any, ...]] = {
     # The management API says nothing more; the sidecar says what is missing.
     "no credentials": (OK, None, 401, 401, (401, "not_authorized")),
     "credentials that are none": (OK, "Basic !!!", 400, 400, (401, "not_authorized")),
-    # The sidecar publishes straight to the queue, and so needs another permission.
-    "no permission to write": (OK, basic("may not"), 400, 400, (400, "bad_request")),
     # The management API cuts, drops or changes what AMQP cannot hold, or fails.
     "a key of 256 bytes": (OK | {"routing_key": "k" * 256}, basic("may"), 200, 200, (400, "bad_request")),
     "a key that is no text": (OK | {"routing_key": 7}, basic("may"), 200, 500, (400, "bad_request")),
@@ -378,7 +380,8 @@ def test_types_that_the_management_api_does_not_take(
 def test_permission_is_asked_of_the_queues_exchange(both: Both, home: VirtualHost) -> None:
     native, ours = both.ask(OK, authorization=basic("may not"))
 
-    assert "access to exchange 'orders'" in native.json["reason"]
+    # RabbitMQ 4.3 answers 500 without a body where it notices the end of its channel too late.
+    assert "access to exchange 'orders'" in native.text or (native.status, both.is_old) == (500, False)
     assert "access to exchange 'amq.default'" in ours.json["reason"]
 
 
@@ -462,7 +465,8 @@ def as_natively(
     ):
         (status, words), (our_status, our_words) = (admin(port, **asked) for port in (native, ours))
         assert our_status == status
-        assert our_words == words or (refused_otherwise and status)
+        # The script words a 404 itself, which is a 400 on the broker that serves the script.
+        assert our_words == words or (status and (refused_otherwise or asked["exchange"] == "nonesuch"))
         assert "Traceback" not in words
 
 
