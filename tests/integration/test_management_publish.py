@@ -128,6 +128,20 @@ def test_whether_it_was_routed(both: Both, home: VirtualHost, exchange: str, key
         assert owner(QUEUES, key) in landed
 
 
+WRONG_TYPES: dict[str, list[Any]] = {
+    "priority": ["5", 5.0, 5.5, "", None, True, []],
+    "delivery_mode": ["2", "2 ", None, {}],
+    "timestamp": ["17", 17.5, "x"],
+    "expiration": [60000, None],
+    "content_type": [7, True, 1.5, {}],
+    "message_id": [7],
+    "app_id": [None],
+    "cluster_id": [7],
+    "user_id": [7, None, "another"],
+}
+"""By property, values of other types than it has."""
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -146,21 +160,7 @@ def test_whether_it_was_routed(both: Both, home: VirtualHost, exchange: str, key
         OK | {"payload": None},
         b"null",
         b'"a"',
-        *(
-            OK | {"properties": {name: value}}
-            for name, values in {
-                "priority": ["5", 5.0, 5.5, "", None, True, []],
-                "delivery_mode": ["2", "2 ", None, {}],
-                "timestamp": ["17", 17.5, "x"],
-                "expiration": [60000, None],
-                "content_type": [7, True, 1.5, {}],
-                "message_id": [7],
-                "app_id": [None],
-                "cluster_id": [7],
-                "user_id": [7, None, "another"],
-            }.items()
-            for value in values
-        ),
+        *(OK | {"properties": {name: value}} for name, values in WRONG_TYPES.items() for value in values),
     ],
 )
 def test_a_malformed_request(both: Both, home: VirtualHost, asked: dict[str, Any] | bytes) -> None:
