@@ -567,6 +567,16 @@ def test_a_missing_permission_is_named_and_told_once() -> None:
     assert w.client.refused == [w.results.of(0).detail]
 
 
+def test_a_missing_permission_on_lanes_is_one_line_with_the_pattern_of_all() -> None:
+    w = Wire()
+    for number in range(1, 9):
+        lane = b"or.ders.lane.%d" % number
+        w.publish(lane)
+        w.fed(close_channel(number, 403, b"ACCESS_REFUSED - write access to exchange '%s' refused" % lane))
+    told = "the broker's user needs write permission on the lanes of an exchange, ^or\\.ders(\\.lane\\..*)?$"
+    assert w.client.news == w.client.refused == [told]
+
+
 def test_an_internal_exchange_is_no_missing_permission() -> None:
     w = Wire()
     w.publish(b"i")

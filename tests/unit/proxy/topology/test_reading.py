@@ -29,6 +29,29 @@ async def test_an_exchange_of_another_type_is_one(fake: FakeManagement, api: Man
     assert fake.requests == [OF_X]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "of", "balances"),
+    [
+        ("x.group", "fanout", "x-consistent-hash", "x"),
+        ("x.group", "fanout", "x-modulus-hash", "x"),
+        ("x.group", "fanout", "topic", ""),
+        ("x.group", "fanout", None, ""),
+        ("x.group", "topic", "x-consistent-hash", ""),
+        ("x.groups", "fanout", "x-consistent-hash", ""),
+        (".group", "fanout", "x-consistent-hash", ""),
+    ],
+)
+async def test_the_exchange_by_which_sidecars_balance_a_group_is_known(
+    fake: FakeManagement, api: Management, name: str, kind: str, of: str | None, balances: str
+) -> None:
+    fake.exchange(name, type=kind)
+    if of is not None:
+        fake.exchange("x", type=of)
+    assert await read(api, ("/", name)) == Reading(Exchange(kind, balances=balances))
+    may_be = (name, kind) == ("x.group", "fanout")
+    assert len(fake.requests) == (2 if may_be else 1)
+
+
 async def test_an_absent_exchange_is_believed_where_virtual_host_and_list_agree(
     fake: FakeManagement, api: Management
 ) -> None:
