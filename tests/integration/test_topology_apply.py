@@ -372,7 +372,7 @@ def test_the_rights_that_the_plan_names_are_enough(topology: Topology, user: Cal
     user()
     lines = [shlex.split(line) for line in topology.plan()["rights"]]
     rights = {line[4]: line[5:] for line in lines}
-    assert [line[:4] for line in lines] == [["rabbitmqctl", "set_permissions", "-p", topology.vhost.name]] * 3
+    assert [line[:4] for line in lines] == [["rabbitmqctl", "set_permissions", "-p", topology.vhost.name]] * 5
 
     user(*rights["TOPOLOGY"])
     topology.did("apply")
