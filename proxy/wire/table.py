@@ -4,10 +4,12 @@ Names and values may be any bytes, so nothing here turns them into text; fields 
 """
 
 from collections.abc import Collection, Iterator
+from decimal import Decimal
 from struct import unpack_from
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.wire.frames import SYNTAX_ERROR, U32, Fault, u32
+from ring.hashed import canonical
 
 # RabbitMQ's letters, not the specification's: https://www.rabbitmq.com/amqp-0-9-1-errata, section 3.
 _FIXED = dict(zip(b"tbBsuIilLfdTDV", (1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 8, 5, 0), strict=True))
@@ -16,6 +18,16 @@ _LONG = frozenset(b"SxAF")
 """The types whose values begin with their length in four bytes: long string, byte array, list and table."""
 _INTEGERS = dict(zip(b"bBsuIilLT", (">b", ">B", ">h", ">H", ">i", ">I", ">q", ">Q", ">Q"), strict=True))
 """The `struct` formats of integers by type; as RabbitMQ reads them, I is signed and i is unsigned."""
+_FORMATS = _INTEGERS | dict(zip(b"fdt", (">f", ">d", ">?"), strict=True))
+"""The `struct` formats of all types whose value is one number or truth value."""
+_DECIMAL: Final = ord("D")
+_ARRAY: Final = ord("A")
+_TABLE: Final = ord("F")
+
+HASHED_SIZE: Final = 1024
+"""The most bytes of a table, or of an array in an array, that are hashed: each takes up to 2 us of time."""
+HASHED_DEPTH: Final = 16
+"""The most levels of a table or array that is hashed, as many as HTTP publishes can have (`properties.MOST_DEPTH`)."""
 
 
 class Field(NamedTuple):
@@ -37,7 +49,12 @@ def extent(data: bytes, at: int, stop: int) -> tuple[int, int]:
     name_stop = at + 1 + data[at]
     if name_stop >= stop:
         raise Fault(SYNTAX_ERROR, "a header's name runs past its table")
-    kind, value = data[name_stop], name_stop + 1
+    return _value_extent(data, name_stop, stop)
+
+
+def _value_extent(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Return where the value begins and stops whose type is at `at`. Raises Fault 502 if it runs past `stop`."""
+    kind, value = data[at], at + 1
     size = _FIXED.get(kind)
     if size is None:
         if kind not in _LONG:
@@ -78,13 +95,64 @@ def text_of(data: bytes, field: Field) -> bytes | None:
 
 
 def hashed_bytes(data: bytes, field: Field) -> bytes | None:
-    """Return what a hash exchange hashes of a header: strings as they are, integers as decimal text; else None."""
-    if field.kind in b"Sx":
-        return data[field.value + 4 : field.stop]
-    form = _INTEGERS.get(field.kind)
-    if form is None:
+    """Return what a hash exchange hashes of a header: its canonical form (`ring.hashed`).
+
+    Returns None for nothing (void), and for a table or array of more than HASHED_SIZE bytes or HASHED_DEPTH levels.
+    Raises Fault 502 for one that cannot be read.
+    """
+    kind, value, stop = field.kind, field.value, field.stop
+    if kind in b"Sx":
+        return data[value + 4 : stop]
+    form = _INTEGERS.get(kind)
+    if form is not None:
+        return str(unpack_from(form, data, value)[0]).encode()
+    is_array = kind == _ARRAY and stop > value + 4
+    if is_array:
+        # An array is hashed by its first element, so the others need not be read.
+        kind = data[value + 4]
+        value, stop = _value_extent(data, value + 4, stop)
+    if kind in b"AF" and stop - value - 4 > HASHED_SIZE:
         return None
-    return str(unpack_from(form, data, field.value)[0]).encode()
+    try:
+        found = _decoded(data, kind, value, stop, 1)
+    except _TooDeepError:
+        return None
+    return canonical([found] if is_array else found)
+
+
+class _TooDeepError(Exception):
+    """A table or array has more than HASHED_DEPTH levels."""
+
+
+def _decoded(data: bytes, kind: int, value: int, stop: int, depth: int) -> object:
+    """Return a value of any type as Python has it, with texts as bytes. Raises Fault 502, and _TooDeepError."""
+    if depth > HASHED_DEPTH and kind in b"AF":
+        raise _TooDeepError
+    if kind in b"Sx":
+        return data[value + 4 : stop]
+    form = _FORMATS.get(kind)
+    if form is not None:
+        number: object = unpack_from(form, data, value)[0]
+        return number
+    if kind == _DECIMAL:
+        places, digits = unpack_from(">Bi", data, value)
+        return Decimal(f"{digits}E-{places}")
+    if kind == _ARRAY:
+        items: list[object] = []
+        at = value + 4
+        while at < stop:
+            start, after = _value_extent(data, at, stop)
+            items.append(_decoded(data, data[at], start, after, depth + 1))
+            at = after
+        return items
+    if kind == _TABLE:
+        found: dict[bytes, object] = {}
+        for each in fields(data, value + 4, stop):
+            # The first of two fields of a name counts, as in `find`.
+            if each.name not in found:
+                found[each.name] = _decoded(data, each.kind, each.value, each.stop, depth + 1)
+        return found
+    return None  # void
 
 
 def text_field(name: bytes, value: bytes) -> bytes:

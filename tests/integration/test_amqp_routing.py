@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 from pamqp.commands import Basic, Exchange, Queue
-from pamqp.common import FieldTable
+from pamqp.common import FieldTable, FieldValue
 
 from ring.destination import Destination
 from ring.ring import Ring
@@ -127,6 +128,45 @@ def test_by_a_header(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> No
         "no headers": owner(QUEUES, "")
     }
     assert sidecar.metric("ringproxy_value_missing_total", vhost=vhost.name, exchange="orders") == 2
+
+
+def test_a_header_of_any_type_leads_to_one_queue_over_amqp_and_http(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    vhost.ring("orders", [f"q{n}" for n in range(32)], hash_header="customer")
+    values: dict[str, tuple[FieldValue, bytes]] = {
+        "whole": (7.0, b"7"),
+        "fraction": (19.5, b"19.5"),
+        "boolean": (True, b"true"),
+        "array": ([3, 4], b"3"),
+        "empty array": ([], b"[]"),
+        "table": ({"b": 2, "a": [1, None, "x"]}, b'{"a":[1,null,"x"],"b":2}'),
+    }
+    only_amqp: dict[str, tuple[FieldValue, bytes]] = {
+        "decimal": (Decimal("19.50"), b"19.5"),
+        "time": (datetime(2026, 11, 21, tzinfo=UTC), b"1795219200"),
+        "bytes": (bytearray(b"\xff"), b"\xff"),
+    }
+    missing: dict[str, tuple[FieldValue, bytes]] = {"void": (None, b""), "large": ({"a": "x" * 2000}, b"")}
+    over_http = [
+        {"key": f"http {name}", "payload": f"http {name}", "headers": {"customer": value}}
+        for name, (value, _) in (values | missing).items()
+    ]
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel()
+        over_amqp = {
+            name: Basic.Properties(headers={"customer": v}) for name, (v, _) in (values | only_amqp | missing).items()
+        }
+        publish(peer, "orders", ((f"amqp {name}", properties) for name, properties in over_amqp.items()))
+    assert sidecar.batch("orders", over_http, vhost=vhost.name).status == 200
+    queues = [f"q{n}" for n in range(32)]
+    expected = {
+        f"{way} {name}": owner(queues, key)
+        for way, sent in (("amqp", values | only_amqp | missing), ("http", values | missing))
+        for name, (_, key) in sent.items()
+    }
+    assert landed(vhost) == expected
+    assert sidecar.metric("ringproxy_value_missing_total", vhost=vhost.name, exchange="orders") == 4
 
 
 @pytest.mark.parametrize("name", ["message_id", "correlation_id", "timestamp"])

@@ -26,6 +26,9 @@ GOLDEN = [
     ("é".encode(), 823687, "orders.3"),
     (b"\xff\x00", 350330, "orders.3"),
     (b"x" * 255, 858646, "orders.3"),
+    # Canonical forms of headers: a number, and a table.
+    (b"19.99", 534460, "orders.2"),
+    (b'{"a":{"n":7.5},"b":[true,null,"x y"]}', 762011, "orders.2"),
 ]
 ORDERS = {Destination("queue", f"orders.{n}"): n for n in (1, 2, 3)}
 

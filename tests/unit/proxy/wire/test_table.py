@@ -12,6 +12,7 @@ from pamqp import encode
 
 from proxy.wire import table
 from proxy.wire.frames import Fault
+from ring.hashed import canonical
 from tests.properties import examples
 from tests.unit.proxy.session.wire import entry, long_string
 
@@ -87,3 +88,106 @@ def test_a_value_has_its_types_size(kind: bytes, value: bytes, size: int) -> Non
     for short in range(1, len(data)):
         with pytest.raises(Fault):
             list(table.fields(data, 0, short))
+
+
+def array(*elements: bytes) -> bytes:
+    return b"A" + pack(">I", len(b"".join(elements))) + b"".join(elements)
+
+
+def nested(*fields: bytes) -> bytes:
+    return b"F" + pack(">I", len(b"".join(fields))) + b"".join(fields)
+
+
+def text(value: bytes) -> bytes:
+    return b"S" + pack(">I", len(value)) + value
+
+
+def hashed(value: bytes, around: bytes = b"") -> bytes | None:
+    """Return what is hashed of a header, of which the type and the value are given as they are on the wire."""
+    data = around + entry(b"h", value[:1], value[1:]) + around
+    field = table.find(data, len(around), len(data) - len(around), b"h")
+    assert field is not None
+    return table.hashed_bytes(data, field)
+
+
+@pytest.mark.parametrize(
+    ("encodings", "key"),
+    [
+        ([b"b\7", b"B\7", b"s\0\7", b"u\0\7", b"I\0\0\0\7", b"i\0\0\0\7", b"l" + pack(">q", 7)], b"7"),
+        ([b"L" + pack(">Q", 7), b"T" + pack(">Q", 7), b"d" + pack(">d", 7), b"f" + pack(">f", 7), text(b"7")], b"7"),
+        ([b"D\0\0\0\0\7", b"D\2" + pack(">i", 700), array(b"b\7", b"b\x08"), array(b"d" + pack(">d", 7))], b"7"),
+        ([b"I" + pack(">i", -3), b"d" + pack(">d", -3), b"D\1" + pack(">i", -30)], b"-3"),
+        ([b"d" + pack(">d", 19.99), b"D\2" + pack(">i", 1999), b"D\3" + pack(">i", 19990), text(b"19.99")], b"19.99"),
+        ([b"f" + pack(">f", 0.1), b"d" + pack(">d", 0.10000000149011612)], b"0.10000000149011612"),
+        ([b"D\xff" + pack(">i", 1)], b"0." + b"0" * 254 + b"1"),
+        ([b"t\1", b"t\2", text(b"true")], b"true"),
+        ([b"t\0", array(b"t\0", b"V")], b"false"),
+        ([text(b"\xff"), b"x" + text(b"\xff")[1:], array(text(b"\xff"))], b"\xff"),
+        ([array(), array(array(), b"V")], b"[]"),
+        ([nested(), array(nested())], b"{}"),
+        ([array(array(b"b\7", b"V", text(b"7")))], b'[7,null,"7"]'),
+        (
+            [
+                nested(long_string(b"b", b"x"), entry(b"a", b"I", pack(">i", 7))),
+                nested(entry(b"a", b"d", pack(">d", 7)), long_string(b"b", b"x"), long_string(b"a", b"second")),
+            ],
+            b'{"a":7,"b":"x"}',
+        ),
+    ],
+)
+def test_values_that_are_equal_are_hashed_alike_whatever_their_type(encodings: list[bytes], key: bytes) -> None:
+    for value in encodings:
+        assert [hashed(value), hashed(value, b"\xff\1\0")] == [key, key]
+
+
+@pytest.mark.parametrize("value", [b"V", array(b"V"), array(b"V", b"b\7")])
+def test_nothing_has_no_value_to_hash(value: bytes) -> None:
+    assert hashed(value) is None
+
+
+@given(values)
+@settings(deadline=None)
+def test_a_header_of_any_type_is_hashed_as_its_value(value: object) -> None:
+    """The canonical form of what pamqp encodes, which knows nothing of ringproxy, is that of the value itself."""
+    data = encode.field_table({"h": value})[4:]  # type: ignore[dict-item]
+    (field,) = table.fields(data, 0, len(data))
+    if field.kind in b"AF" and field.stop - field.value - 4 > table.HASHED_SIZE:
+        return
+    assert table.hashed_bytes(data, field) == canonical(as_on_the_wire(value))
+
+
+def as_on_the_wire(value: object) -> object:
+    """Return a value as AMQP has it: a float of pamqp's 32 bits, a point in time in seconds."""
+    match value:
+        case datetime():
+            return int(value.timestamp())
+        case bytearray():
+            return bytes(value)
+        case list():
+            return [as_on_the_wire(each) for each in value]
+        case dict():
+            return {name: as_on_the_wire(each) for name, each in value.items()}
+        case _:
+            return value
+
+
+def test_a_table_that_is_too_large_or_too_deep_has_no_value_to_hash() -> None:
+    deepest, deeper = b"b\7", b"b\7"
+    for _ in range(table.HASHED_DEPTH):
+        deepest = nested(entry(b"a", deepest[:1], deepest[1:]))
+    deeper = nested(entry(b"a", deepest[:1], deepest[1:]))
+    assert hashed(deepest) == b'{"a":' * table.HASHED_DEPTH + b"7" + b"}" * table.HASHED_DEPTH
+    assert hashed(deeper) is None
+    largest = nested(long_string(b"a", bytes(table.HASHED_SIZE - 7)))
+    larger = nested(long_string(b"a", bytes(table.HASHED_SIZE - 6)))
+    assert hashed(largest) is not None
+    assert [hashed(larger), hashed(array(larger))] == [None, None]
+    # An array is hashed by its first element, however many others it has.
+    assert hashed(array(b"b\7", *[b"V"] * 100_000)) == b"7"
+    assert hashed(text(bytes(100_000))) == bytes(100_000)
+
+
+def test_an_element_that_cannot_be_read_is_a_fault() -> None:
+    for value in (array(b"z"), array(b"d\0"), nested(b"\1ad\0"), array(array(b"S\0\0\0\5abcd"))):
+        with pytest.raises(Fault):
+            hashed(value)
