@@ -22,6 +22,9 @@ _EXCHANGE_KEYS = {
 }
 """The arguments of an exchange that a file can express, and their keys."""
 
+_NAMED = 5
+"""The most bindings of one queue that an error names."""
+
 
 class ExportError(Exception):
     """An exchange or queue has a property that a topology file cannot express; the message names both."""
@@ -51,9 +54,19 @@ def export(state: State, name: str) -> str:
     found = [_shard(state, exchange, name, binding, weights) for binding in bindings]
     if not found:
         raise ExportError(f"exchange {name!r} has no bindings")
-    queues = Counter(shard.queue for shard in found)
-    if several := [queue for queue, times in queues.items() if times > 1]:
-        raise ExportError(f"queue {several[0]!r} is bound to exchange {name!r} more than once; unbind all but one")
+    keys: dict[str, list[str]] = {}
+    for shard, binding in zip(found, bindings, strict=True):
+        through = f" of lane {shard.lane!r}" if shard.lane is not None else ""
+        keys.setdefault(shard.queue, []).append(repr(binding.key) + through)
+    if several := [queue for queue, of_it in keys.items() if len(of_it) > 1]:
+        queue, of_it = several[0], keys[several[0]]
+        told = ", ".join(of_it[:_NAMED]) + (f" and {len(of_it) - _NAMED} more" if len(of_it) > _NAMED else "")
+        # RabbitMQ removes a queue from its ring as soon as one of its bindings is removed (rabbitmq-server #9641).
+        raise ExportError(
+            f"queue {queue!r} is bound to exchange {name!r} more than once, with the keys {told};"
+            " remove all of these bindings, then bind it once: RabbitMQ gives nothing to a queue of which it has"
+            " removed one of several bindings"
+        )
     if len(found) > MAX_SHARDS:
         raise ExportError(f"exchange {name!r} has {len(found):,} queues; a topology file has {MAX_SHARDS:,} at most")
     text = _written(state, exchange, name, {shard.queue: shard for shard in found})

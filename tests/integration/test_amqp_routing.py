@@ -5,15 +5,16 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
-from pamqp.commands import Basic, Exchange, Queue
+from pamqp.commands import Basic, Channel, Exchange, Queue
 from pamqp.common import FieldTable, FieldValue
 
 from ring.destination import Destination
 from ring.ring import Ring
+from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import Client, Wire, raw_frame, short
+from tests.integration.wire_client import Client, Wire, port_of, raw_frame, short
 
 QUEUES = ["q1", "q2", "q3"]
 KEYS = [f"key {n}" for n in range(30)]
@@ -109,6 +110,32 @@ def test_copies_are_not_sent(sidecar: Sidecar, vhost: VirtualHost, client: Clien
         assert not {"CC", "BCC"} & set(got.properties.headers or {})
         assert (got.properties.headers or {})["cc"] == "kept"
     assert landed(vhost) == {}
+
+
+@pytest.mark.versions
+def test_copies_that_are_no_list_are_refused_by_the_broker_alone(
+    sidecar: Sidecar, broker: Broker, vhost: VirtualHost, client: Client
+) -> None:
+    """A difference that the reference of AMQP names: the header is taken out of what goes to a queue."""
+    vhost.ring("orders", QUEUES)
+    vhost.exchange("laned")
+    vhost.lanes("laned", QUEUES)
+    for port, exchange, refused in (
+        (port_of(broker.amqp_url), "orders", True),
+        (sidecar.amqp_port, "orders", False),
+        (sidecar.amqp_port, "laned", True),
+    ):
+        for header in ("CC", "BCC"):
+            with client.session(port, vhost.name) as peer:
+                peer.channel()
+                peer.publish(1, exchange, "k", b"body", Basic.Properties(headers={header: "text"}))
+                if refused:
+                    closed = peer.expect(1, Channel.Close)
+                    assert closed.reply_code == 406
+                    assert f'unacceptable_type_in_header,"{header}",longstr' in closed.reply_text
+                else:
+                    peer.confirm(1)
+    assert landed(vhost) == {"body": owner(QUEUES, "k")}
 
 
 def test_by_a_header(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> None:

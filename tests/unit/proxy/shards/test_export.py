@@ -118,7 +118,24 @@ MANY = [f"q{n}" for n in range(MAX_SHARDS + 1)]
         ),
         (
             state_of(HASH, FoundBinding(TO_Q, "1"), FoundBinding(TO_Q, "2")),
-            "is bound to exchange 'orders' more than once",
+            "queue 'q' is bound to exchange 'orders' more than once, with the keys '1', '2';"
+            " remove all of these bindings, then bind it once: ",
+        ),
+        (
+            state_of(HASH, *(FoundBinding(TO_Q, str(n)) for n in range(1, 9))),
+            "more than once, with the keys '1', '2', '3', '4', '5' and 3 more; remove all of these bindings",
+        ),
+        (
+            State(
+                "/",
+                {"orders": HASH, "lane": FoundExchange("fanout")},
+                {"q": FoundQueue("classic")},
+                {
+                    "orders": (FoundBinding(TO_Q, "1"), FoundBinding(Destination("exchange", "lane"), "1")),
+                    "lane": (FoundBinding(TO_Q, ""),),
+                },
+            ),
+            "more than once, with the keys '1', '1' of lane 'lane'; remove all of these bindings",
         ),
         (state_of(HASH, FoundBinding(TO_Q, "x")), "is bound with the key 'x', which is not a whole number"),
         (
