@@ -8,6 +8,7 @@ whether an exchange has it; the groups then tell its shards, of which the broker
 
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import Final
 
 from proxy.groups.member import Member
@@ -50,6 +51,10 @@ _PASSIVE: Final = b"\1"
 _NO_ARGUMENTS: Final = b"\0\0\0\0"
 _NOWAIT: Final = 16
 """The bit of queue.declare that asks for no -ok."""
+
+_AT_ONCE: Final = 32
+"""The most shards of which the broker is asked ahead of its answers. It drops what stands behind a shard that it does
+not tell of, so each such shard costs as many questions again."""
 
 _MOST: Final = 0xFFFFFFFF
 """The largest count that queue.declare-ok can tell."""
@@ -155,6 +160,11 @@ def _passive_queue(number: int, name: str) -> bytes:
     return method_frame(number, QUEUE_DECLARE, b"\0\0" + text + _PASSIVE + _NO_ARGUMENTS)
 
 
+def _passive_queues(number: int, question: Question) -> list[bytes]:
+    """Return the questions about the next shards; each answer to one brings one more, so that as many are under way."""
+    return [_passive_queue(number, shard) for shard in islice(question.left, _AT_ONCE)]
+
+
 def _passive_exchange(number: int, name: str) -> bytes:
     text = shorted(name.encode())
     return method_frame(number, EXCHANGE_DECLARE, b"\0\0" + text + shorted(b"direct") + _PASSIVE + _NO_ARGUMENTS)
@@ -181,7 +191,9 @@ def answered(
         question.messages += U32.unpack_from(data, at)[0]
         question.consumers += U32.unpack_from(data, at + 4)[0]
         question.left.popleft()
-        if not question.left:
+        if len(question.left) >= _AT_ONCE:
+            links.consuming_of(c).due.append(_passive_queue(hidden.number, question.left[_AT_ONCE - 1]))
+        elif not question.left:
             _decide(c, hidden, question, is_group=True)
 
 
@@ -202,11 +214,12 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
         closing.refuse_channel(c, hidden.consumer.channel, code, not_permitted(question.name, text), question.method)
         return
     if question.step == Step.TOTALS:
-        # This shard is gone, or another connection's own. The broker has dropped what was asked behind it.
+        # This shard is gone, another connection's own, or one on which the user has no right: RabbitMQ 4.3 then does not
+        # tell. The broker has dropped what was asked behind it.
         question.left.popleft()
         if question.left:
             due.append(again)
-            due += [_passive_queue(hidden.number, shard) for shard in question.left]
+            due += _passive_queues(hidden.number, question)
             return
         question.is_group = True
     elif question.step == Step.SHARDS:
@@ -253,7 +266,7 @@ def found(c: Connection, channel: Channel, question: Question, shards: Sequence[
     if shards and question.method == QUEUE_DECLARE:
         question.step = Step.TOTALS
         question.left.extend(shards)
-        links.consuming_of(c).due.extend(_passive_queue(hidden.number, shard) for shard in shards)
+        links.consuming_of(c).due.extend(_passive_queues(hidden.number, question))
     else:
         _decide(c, hidden, question, is_group=shards is not None)
     links.flush(c)

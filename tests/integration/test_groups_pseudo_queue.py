@@ -113,6 +113,47 @@ def test_queues_and_other_exchanges_are_declared_as_ever(grouping: Sidecar, vhos
     assert "'orders-none' is a queue" not in log
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize("read", [r"^orders(\.[0-9]+)?$", "^orders$"])
+def test_a_user_without_configure_declares_and_consumes(
+    grouping: Sidecar, vhost: VirtualHost, client: Client, read: str
+) -> None:
+    """RabbitMQ 4.3 answers a passive declaration only to a user with a right on the name (16085 and 16272).
+
+    A shard on which the user has none does not count, and is not consumed.
+    """
+    sharded(vhost)
+    publish(client, grouping.amqp_port, vhost, numbered(range(30)))
+    vhost.api.ask("PUT", "users", "reader", body={"password": "reader", "tags": ""})
+    try:
+        vhost.permit("reader", "^$", "^$", read)
+        with Client("reader", "reader").session(grouping.amqp_port, vhost.name) as wire:
+            wire.channel(1, confirm=False)
+            tells_all = "[0-9]" in read or answers_without_a_right(vhost)
+            assert declared(wire, durable=True) == ("orders", 30 if tells_all else 0, 0)
+            assert declared(wire, passive=True) == ("orders", 30 if tells_all else 0, 0)
+            assert wire.ask(1, Basic.Get(0, "orders"), Channel.Close).reply_code == 405
+            wire.tell(1, Channel.CloseOk())
+            wire.channel(1, confirm=False)
+            if "[0-9]" in read:
+                consume(wire, 1)
+                assert sorted(int(each.body) for each in deliveries(wire, 1, 30)) == list(range(30))
+                wire.tell(1, Basic.Ack(0, True))
+                wire.goodbye()
+            else:
+                close = wire.ask(1, Basic.Consume(0, "orders"), Channel.Close)
+                assert close.reply_code == 403
+                assert "queue 'orders." in (close.reply_text or "")
+    finally:
+        vhost.api.ask("DELETE", "users", "reader")
+
+
+def answers_without_a_right(vhost: VirtualHost) -> bool:
+    """Return whether this RabbitMQ is older than the changes, so that passive declarations need no right."""
+    version = vhost.api.ask("GET", "overview")["rabbitmq_version"]
+    return [int(part) for part in version.split(".")[:2]] < [4, 2]
+
+
 REFUSED: dict[str, tuple[base.Frame, int, str]] = {
     "bind": (Queue.Bind(0, "orders", "amq.direct", "x"), 406, "cannot be bound"),
     "unbind": (Queue.Unbind(0, "orders", "amq.direct", "x"), 406, "cannot be unbound"),

@@ -137,6 +137,40 @@ def test_shards_that_are_gone_count_nothing_and_the_others_are_asked_again() -> 
     assert resumed(wire) == (b"", made(1, Queue.DeclareOk("x", 5, 1)))
 
 
+@pytest.mark.parametrize("code", [404, 403])
+def test_shards_that_the_broker_does_not_tell_of_cost_as_many_questions_however_many_they_are(code: int) -> None:
+    """The broker drops what was asked behind such a shard, so asking for all of them each time would be quadratic."""
+    wire = Grouping()
+    number = asked(wire)
+    is_exchange(wire, number)
+    names = [f"q{n}" for n in range(300)]
+    sent = len(split(shards(wire, names)))
+    assert sent == 32
+    for _ in names[1:]:
+        to_broker, _ = wire.both(close_channel(number, code, b"", (50, 10)))
+        frames = split(to_broker)
+        assert [each.id for each in frames[:3]] == [(20, 41), (20, 10), (50, 10)]
+        sent += len(frames)
+        wire.both(opened(number))
+    wire.both(close_channel(number, code, b"", (50, 10)))
+    assert sent <= 34 * len(names)
+    assert resumed(wire) == (b"", made(1, Queue.DeclareOk("x", 0, 0)))
+
+
+def test_each_answer_brings_the_question_about_one_more_shard() -> None:
+    wire = Grouping()
+    number = asked(wire)
+    is_exchange(wire, number)
+    names = [f"q{n}" for n in range(40)]
+    questions = [made(number, Queue.Declare(queue=name, passive=True)) for name in names]
+    assert shards(wire, names) == b"".join(questions[:32])
+    for n in range(39):
+        to_broker, _ = wire.both(counted(number, 1, 0))
+        assert to_broker == b"".join(questions[n + 32 : n + 33])
+    assert is_close(split(wire.both(counted(number, 1, 0))[0])[0])
+    assert resumed(wire) == (b"", made(1, Queue.DeclareOk("x", 40, 0)))
+
+
 def test_a_group_without_shards_has_nothing() -> None:
     wire = Grouping()
     number = asked(wire)
