@@ -214,8 +214,8 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
         closing.refuse_channel(c, hidden.consumer.channel, code, not_permitted(question.name, text), question.method)
         return
     if question.step == Step.TOTALS:
-        # This shard is gone, another connection's own, or one on which the user has no right: RabbitMQ 4.3 then does not
-        # tell. The broker has dropped what was asked behind it.
+        # This shard is gone, another connection's own, or the user has no right on it and RabbitMQ 4.3 does not tell.
+        # The broker has dropped what was asked behind it.
         question.left.popleft()
         if question.left:
             due.append(again)
