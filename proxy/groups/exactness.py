@@ -34,8 +34,14 @@ _OVERVIEW: Final = ("overview",)
 
 _COLUMNS: Final = (
     *("type", "arguments", "effective_policy_definition", "messages_ready", "messages_unacknowledged"),
-    "consumer_details",
+    *("consumer_details", "messages_by_priority", "messages_ready_high", "messages_ready_normal"),
 )
+
+_DELAYED: Final = ("all", "failed", "returned")
+"""The values of x-delayed-retry-type with which a quorum queue of RabbitMQ 4.3 delays messages that come back."""
+
+_DELAYS: Final = "a message that comes back is delayed (x-delayed-retry-type), so later ones of its key overtake it"
+_PRIORITIES: Final = "messages of several priorities wait, and higher ones overtake lower ones of the same key"
 
 
 class Shard(NamedTuple):
@@ -58,6 +64,10 @@ class Shard(NamedTuple):
     """The seconds for which the queue waits for a consumer whose node is lost; 0 where it does not wait."""
     read_at: float
     """When the request to the management API began, in monotonic seconds."""
+    delays: bool = False
+    """Whether the queue delivers a message that comes back only after a delay, and later ones meanwhile."""
+    has_priorities: bool = False
+    """Whether messages of several priorities are ready, of which the queue delivers the higher ones first."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ def judge(shards: Mapping[str, Shard], version: tuple[int, int]) -> Exactness:
         if shard.direct:
             direct.append(f"shard {name!r} has {shard.direct} consumers that are not of the group")
     reasons = [f"{_which(unmovable, why)} {why}" for why in sorted(Counter(unmovable.values()))]
+    reasons += _reordered(shards)
     losing = [name for name, shard in shards.items() if shard.loses]
     warnings = []
     if losing:
@@ -129,6 +140,15 @@ def judge(shards: Mapping[str, Shard], version: tuple[int, int]) -> Exactness:
     if len(direct) > _NAMED:
         direct = [*direct[:_NAMED], f"{len(direct) - _NAMED} more shards have consumers that are not of the group"]
     return Exactness((*reasons, *direct), tuple(warnings), unmovable, shards)
+
+
+def _reordered(shards: Mapping[str, Shard]) -> list[str]:
+    """Return why the broker by itself delivers messages of these shards out of order; empty if it does not."""
+    found = {
+        _DELAYS: [name for name, shard in shards.items() if shard.delays],
+        _PRIORITIES: [name for name, shard in shards.items() if shard.has_priorities],
+    }
+    return [f"{_named(names)}: {why}" for why, names in found.items() if names]
 
 
 def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
@@ -190,6 +210,8 @@ def parse_shard(name: str, answer: object, version: tuple[int, int], read_at: fl
         waits and limits == (None, None),
         max([each / 1000 for each in limits if type(each) is int and each >= 0], default=LOST_AFTER) if waits else 0.0,
         read_at,
+        kind == "quorum" and _delays(arguments, policy),
+        kind == "quorum" and _has_priorities(name, answer),
     )
 
 
@@ -197,6 +219,25 @@ def _has_limit(arguments: Mapping[str, Any], policy: Mapping[str, Any], version:
     """Return whether a quorum queue has a delivery limit; from RabbitMQ 4.0 on it has one by default."""
     limits = [each for each in (arguments.get("x-delivery-limit"), policy.get("delivery-limit")) if each is not None]
     return limits != [-1] * len(limits) if limits else version >= (4, 0)
+
+
+def _delays(arguments: Mapping[str, Any], policy: Mapping[str, Any]) -> bool:
+    """Return whether a quorum queue delays what comes back; a policy wins over an argument (seen on 4.3.6).
+
+    Releases before 4.3 refuse a queue with these arguments. Without a shortest delay there is none.
+    """
+    kind, shortest = (
+        policy.get(f"delayed-retry-{what}", arguments.get(f"x-delayed-retry-{what}")) for what in ("type", "min")
+    )
+    return kind in _DELAYED and shortest is not None
+
+
+def _has_priorities(name: str, answer: Mapping[str, Any]) -> bool:
+    """Return whether messages of several priorities are ready: of 32 on RabbitMQ 4.3, of two from 4.0 on."""
+    counts = _table(name, answer, "messages_by_priority")
+    of_two = ("messages_ready_high", "messages_ready_normal")
+    ready = [_count(name, counts, each) for each in counts] or [_count(name, answer, each) for each in of_two]
+    return sum(each > 0 for each in ready) > 1
 
 
 def _table(name: str, answer: Mapping[str, Any], field_name: str) -> Mapping[str, Any]:

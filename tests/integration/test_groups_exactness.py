@@ -1,6 +1,6 @@
 """Where the broker cannot balance a group in order, a sidecar says so, or refuses the members."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 from urllib.parse import quote
 
@@ -10,7 +10,7 @@ from pamqp.commands import Basic, Channel
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
-from tests.integration.groups import consume, sharded
+from tests.integration.groups import consume, deliveries, numbered, publish, sharded
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
@@ -104,6 +104,85 @@ def test_a_consumer_that_is_not_of_the_group_is_told(
             wait_until("the direct consumer", lambda: reason in (group_of(sidecar, vhost) or {}).get("reasons", ()))
             wire.goodbye()
         direct.goodbye()
+
+
+def has_delays(broker: Broker) -> bool:
+    """Whether quorum queues of this broker can delay what comes back, and have 32 priorities."""
+    return tuple(map(int, broker.version.split(".")[:2])) >= (4, 3)
+
+
+@pytest.mark.versions
+@pytest.mark.long
+@pytest.mark.parametrize("by", ["argument", "policy"])
+def test_shards_that_delay_what_comes_back_are_told(
+    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client, by: str
+) -> None:
+    """RabbitMQ 4.3 then breaks the order by itself: a member that returns 3 gets it behind all others.
+
+    Older releases refuse such a queue, and such a policy.
+    """
+    arguments = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 500} if by == "argument" else {}
+    vhost.exchange("orders")
+    with nullcontext() if has_delays(broker) else pytest.raises(AssertionError, match="400"):
+        vhost.queue("orders.0", x_queue_type="quorum", x_single_active_consumer=True, **arguments)
+        vhost.bind("orders", "orders.0")
+        if by == "policy":
+            definition = {"delayed-retry-type": "all", "delayed-retry-min": 500}
+            body = {"pattern": ".*", "apply-to": "queues", "definition": definition}
+            vhost.api.ask("PUT", "policies", vhost.name, "delays", body=body)
+    if not has_delays(broker):
+        return
+    sidecar = start_sidecar(groups="orders")
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1, prefetch=1)
+        reason = "shard 'orders.0': a message that comes back is delayed (x-delayed-retry-type)"
+
+        def is_told() -> bool:
+            reasons = (group_of(sidecar, vhost) or {}).get("reasons", ())
+            return any(each.startswith(reason) for each in reasons)
+
+        wait_until("the delay", is_told, within=60)
+        publish(client, sidecar.amqp_port, vhost, numbered(range(1, 6), key="k"))
+        order = []
+        while sorted(set(order)) != [1, 2, 3, 4, 5] or order.count(3) < 2:
+            (got,) = deliveries(wire, 1, 1)
+            order.append(int(got.body))
+            if order == [1, 2, 3]:
+                wire.tell(1, Basic.Nack(got.number, False, True))
+            else:
+                wire.tell(1, Basic.Ack(got.number))
+        assert order == [1, 2, 3, 4, 5, 3]
+        wire.goodbye()
+
+
+@pytest.mark.versions
+@pytest.mark.long
+def test_shards_with_messages_of_several_priorities_are_told(
+    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client
+) -> None:
+    sharded(vhost, ["orders.0"])
+    sidecar = start_sidecar(groups="orders")
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        wire.channel(1)
+        for number, priority in enumerate([0, 9] * 5):
+            wire.publish(1, "orders", "k", b"%d" % number, Basic.Properties(priority=priority))
+        wire.confirm(1, 10)
+        consume(wire, 1, prefetch=1)
+        (first,) = deliveries(wire, 1, 1)
+        if is_old(broker):
+            assert int(first.body) == 0, "quorum queues know no priorities before 4.0"
+            return
+        assert int(first.body) == 1, "a message of a higher priority overtakes one of its key"
+        reason = "shard 'orders.0': messages of several priorities wait"
+
+        def is_told() -> bool:
+            reasons = (group_of(sidecar, vhost) or {}).get("reasons", ())
+            return any(each.startswith(reason) for each in reasons)
+
+        wait_until("the priorities", is_told, within=60)
+        assert sidecar.metric("ringproxy_group_exact", exchange="orders") == 0
+        wire.goodbye()
 
 
 @pytest.mark.versions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic, Channel
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import UnroutableError
+from pika.exceptions import ChannelClosedByBroker, UnroutableError
 
 import proxy
 from proxy.topology.bindings import Binding
@@ -415,6 +415,28 @@ def test_a_removed_binding_counts_once_it_stays_away(
     wait_until("it counts", lambda: sidecar.ring(events.name, "events")["passed"] == "no_ring")
     assert still.queue() == owner(QUEUES, "orders.1")
     sidecar.publish("events", "orders.1", vhost=events.name).problem(503, "unroutable", "unroutable", retryable=True)
+
+
+def test_a_binding_with_three_any_words_is_refused_by_newer_brokers_and_changes_nothing(
+    slow: Sidecar, events: VirtualHost, client: Client
+) -> None:
+    """RabbitMQ 4.3 takes two `#` in a binding key at most (17039). An older one takes it, and it counts here, too."""
+    with client.pika(slow.amqp_port, events.name) as channel:
+        assert publish(channel, "events", "orders.1") == "confirmed"
+        other = channel.connection.channel()
+        try:
+            other.exchange_bind("orders", "events", "refunds.#.a.#.eu.#")
+            refused = ""
+        except ChannelClosedByBroker as error:
+            refused = f"{error.reply_code} {error.reply_text}"
+        if [int(part) for part in events.api.ask("GET", "overview")["rabbitmq_version"].split(".")[:2]] >= [4, 3]:
+            assert "406 PRECONDITION_FAILED - Topic binding key 'refunds.#.a.#.eu.#' uses 3 '#'" in refused
+        else:
+            assert refused == ""
+        refund = "refunds.1.a.eu.paris"
+        assert publish(channel, "events", "orders.2") == "confirmed"
+        assert publish(channel, "events", refund) == ("returned 312" if refused else "confirmed")
+    assert queues_of(events) == by_ring(["orders.1", "orders.2", *([] if refused else [refund])])
 
 
 RING = Destination("exchange", "r")

@@ -74,6 +74,62 @@ def test_why_a_group_is_not_exact(answer: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "policy", "delays"),
+    [
+        ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 1000}, {}, True),
+        ({"x-delayed-retry-type": "failed", "x-delayed-retry-min": 1000}, {}, True),
+        ({"x-delayed-retry-type": "returned", "x-delayed-retry-min": 1000}, {}, True),
+        ({"x-delayed-retry-type": "disabled", "x-delayed-retry-min": 1000}, {}, False),
+        ({"x-delayed-retry-type": "nonsense", "x-delayed-retry-min": 1000}, {}, False),
+        ({"x-delayed-retry-type": "all"}, {}, False),
+        ({"x-delayed-retry-min": 1000}, {}, False),
+        ({}, {"delayed-retry-type": "all", "delayed-retry-min": 1000}, True),
+        ({"x-delayed-retry-type": "all"}, {"delayed-retry-min": 1000}, True),
+        ({"x-delayed-retry-type": "disabled"}, {"delayed-retry-type": "all", "delayed-retry-min": 1000}, True),
+        ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 9}, {"delayed-retry-type": "disabled"}, False),
+        ({"x-delayed-retry-type": ["all"], "x-delayed-retry-min": 9}, {}, False),
+    ],
+)
+def test_a_queue_that_delays_what_comes_back_is_not_exact(
+    arguments: dict[str, Any], policy: dict[str, Any], delays: bool
+) -> None:
+    """Each row was tried on 4.3.6, the last one aside."""
+    answer = {**GOOD, "arguments": GOOD["arguments"] | arguments, "effective_policy_definition": policy}
+    seen = judge({"s": parse_shard("s", answer, V43, 1.0)}, V43)
+    why = "shard 's': a message that comes back is delayed (x-delayed-retry-type), so later ones of its key overtake it"
+    assert seen.reasons == ((why,) if delays else ())
+    assert not seen.unmovable
+
+
+@pytest.mark.parametrize(
+    ("counts", "several"),
+    [
+        ({}, False),
+        ({"messages_by_priority": {}}, False),
+        ({"messages_by_priority": []}, False),
+        ({"messages_by_priority": {"4": 9}}, False),
+        ({"messages_by_priority": {"4": 9, "0": 0}}, False),
+        ({"messages_by_priority": {"4": 9, "0": 1}}, True),
+        ({"messages_ready_high": 3, "messages_ready_normal": 0}, False),
+        ({"messages_ready_high": 3, "messages_ready_normal": 1}, True),
+    ],
+)
+def test_a_queue_with_messages_of_several_priorities_is_not_exact(counts: dict[str, Any], several: bool) -> None:
+    seen = judge({name: parse_shard(name, GOOD | counts, V43, 1.0) for name in ("s", "t")}, V43)
+    why = "shards 's', 't': messages of several priorities wait, and higher ones overtake lower ones of the same key"
+    assert seen.reasons == ((why,) if several else ())
+    assert not seen.unmovable
+    classic = judge({"s": parse_shard("s", {**GOOD, **counts, "type": "classic"}, V43, 1.0)}, V43)
+    assert len(classic.reasons) == 1
+
+
+@pytest.mark.parametrize("counts", [{"messages_by_priority": {"4": "many"}}, {"messages_by_priority": 7}])
+def test_counts_of_priorities_that_cannot_be_believed_are_refused(counts: dict[str, Any]) -> None:
+    with pytest.raises(TopologyError, match="queue 's': "):
+        parse_shard("s", GOOD | counts, V43, 1.0)
+
+
+@pytest.mark.parametrize(
     ("prefetches", "told"),
     [
         (set(), None),
