@@ -348,6 +348,14 @@ def test_messages_can_be_written_to_a_log(answer: object) -> None:
     assert all(message.encode() for message in told)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "jump", "another", 7])
+def test_lavinmq_s_algorithm_changes_no_ring(algorithm: object) -> None:
+    """It says how LavinMQ chooses a queue by itself; what is hashed, and the weights, are the same with each."""
+    plain = {"type": "x-consistent-hash", "durable": True, "internal": False, "arguments": {"x-hash-on": "customer"}}
+    chosen = plain | {"arguments": {"x-hash-on": "customer", "x-algorithm": algorithm}}
+    assert parse_exchange(chosen) == parse_exchange(plain)
+
+
 def test_lavinmq_s_argument_names_a_header() -> None:
     answer = {"type": CONSISTENT_HASH, "arguments": {"x-hash-on": "customer"}}
     assert parse_exchange(answer).hashed == HashedValue("header", "customer")
