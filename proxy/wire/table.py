@@ -1,6 +1,7 @@
 """Field tables (AMQP section 4.2.5.5, with RabbitMQ's types), walked, searched and cut as bytes, without decoding them.
 
-Names and values may be any bytes, so nothing here turns them into text; fields that are not cut stay as they came.
+Names and values may be any bytes, so nothing here turns them into text; fields that are not cut stay as they came. Only
+a value that an exchange hashes, and that is neither text nor an integer, is decoded.
 """
 
 from collections.abc import Collection, Iterator
