@@ -50,12 +50,7 @@ def extent(data: bytes, at: int, stop: int) -> tuple[int, int]:
     name_stop = at + 1 + data[at]
     if name_stop >= stop:
         raise Fault(SYNTAX_ERROR, "a header's name runs past its table")
-    return _value_extent(data, name_stop, stop)
-
-
-def _value_extent(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    """Return where the value begins and stops whose type is at `at`. Raises Fault 502 if it runs past `stop`."""
-    kind, value = data[at], at + 1
+    kind, value = data[name_stop], name_stop + 1
     size = _FIXED.get(kind)
     if size is None:
         if kind not in _LONG:
@@ -101,17 +96,22 @@ def hashed_bytes(data: bytes, field: Field) -> bytes | None:
     Returns None for nothing (void), and for a table or array of more than HASHED_SIZE bytes or HASHED_DEPTH levels.
     Raises Fault 502 for one that cannot be read.
     """
+    if field.kind in b"Sx":
+        return data[field.value + 4 : field.stop]
+    form = _INTEGERS.get(field.kind)
+    if form is None:
+        return _canonical(data, field)
+    return str(unpack_from(form, data, field.value)[0]).encode()
+
+
+def _canonical(data: bytes, field: Field) -> bytes | None:
+    """Return what is hashed of a header that is neither text nor an integer."""
     kind, value, stop = field.kind, field.value, field.stop
-    if kind in b"Sx":
-        return data[value + 4 : stop]
-    form = _INTEGERS.get(kind)
-    if form is not None:
-        return str(unpack_from(form, data, value)[0]).encode()
     is_array = kind == _ARRAY and stop > value + 4
     if is_array:
         # An array is hashed by its first element, so the others need not be read.
         kind = data[value + 4]
-        value, stop = _value_extent(data, value + 4, stop)
+        value, stop = _element(data, value + 4, stop)
     if kind in b"AF" and stop - value - 4 > HASHED_SIZE:
         return None
     try:
@@ -119,6 +119,13 @@ def hashed_bytes(data: bytes, field: Field) -> bytes | None:
     except _TooDeepError:
         return None
     return canonical([found] if is_array else found)
+
+
+def _element(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Return where the value of an array's element, whose type is at `at`, begins and stops. Raises Fault 502."""
+    # An element with an empty name before it is a field; `extent`, by which every message is walked, reads only these.
+    value, end = extent(b"\0" + data[at:stop], 0, stop - at + 1)
+    return at - 1 + value, at - 1 + end
 
 
 class _TooDeepError(Exception):
@@ -142,7 +149,7 @@ def _decoded(data: bytes, kind: int, value: int, stop: int, depth: int) -> objec
         items: list[object] = []
         at = value + 4
         while at < stop:
-            start, after = _value_extent(data, at, stop)
+            start, after = _element(data, at, stop)
             items.append(_decoded(data, data[at], start, after, depth + 1))
             at = after
         return items
