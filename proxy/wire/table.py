@@ -26,7 +26,7 @@ _ARRAY: Final = ord("A")
 _TABLE: Final = ord("F")
 
 HASHED_SIZE: Final = 1024
-"""The most bytes of a table, or of an array in an array, that are hashed: each takes up to 2 us of time."""
+"""The most bytes of a table, or of an array in an array, that are hashed: each takes up to 0.4 us (uncompiled 0.9)."""
 HASHED_DEPTH: Final = 16
 """The most levels of a table or array that is hashed, as many as HTTP publishes can have (`properties.MOST_DEPTH`)."""
 

@@ -213,12 +213,14 @@ HEADER_VALUES = {
     "i": (b"i", b"\xff\xff\xff\xff", b"4294967295"),
     "l": (b"l", b"\xff" * 8, b"-1"),
     "T": (b"T", b"\0" * 7 + b"\x09", b"9"),
-    "boolean": (b"t", b"\x01", None),
+    "boolean": (b"t", b"\x01", b"true"),
     "nothing": (b"V", b"", None),
-    "double": (b"d", b"\0" * 8, None),
-    "array": (b"A", pack(">I", 0), None),
-    "table": (b"F", pack(">I", 0), None),
-    "decimal": (b"D", b"\0" * 5, None),
+    "nothing in an array": (b"A", pack(">I", 1) + b"V", None),
+    "double": (b"d", pack(">d", 19.5), b"19.5"),
+    "array": (b"A", pack(">I", 4) + b"b\7b\x08", b"7"),
+    "table": (b"F", pack(">I", 4) + b"\1ab\7", b'{"a":7}'),
+    "large table": (b"F", pack(">I", 2000) + (b"\1ab\7" * 500), None),
+    "decimal": (b"D", b"\1" + pack(">i", 195), b"19.5"),
 }
 
 
