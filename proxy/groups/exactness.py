@@ -37,6 +37,9 @@ _COLUMNS: Final = (
     *("consumer_details", "messages_by_priority", "messages_ready_high", "messages_ready_normal"),
 )
 
+DELAYED_FROM: Final = (4, 3)
+"""The first version in which a quorum queue can delay what comes back; 3.10.8 takes the arguments and ignores them."""
+
 _DELAYED: Final = ("all", "failed", "returned")
 """The values of x-delayed-retry-type with which a quorum queue of RabbitMQ 4.3 delays messages that come back."""
 
@@ -210,7 +213,7 @@ def parse_shard(name: str, answer: object, version: tuple[int, int], read_at: fl
         waits and limits == (None, None),
         max([each / 1000 for each in limits if type(each) is int and each >= 0], default=LOST_AFTER) if waits else 0.0,
         read_at,
-        kind == "quorum" and _delays(arguments, policy),
+        kind == "quorum" and version >= DELAYED_FROM and _delays(arguments, policy),
         kind == "quorum" and _has_priorities(name, answer),
     )
 
@@ -224,7 +227,7 @@ def _has_limit(arguments: Mapping[str, Any], policy: Mapping[str, Any], version:
 def _delays(arguments: Mapping[str, Any], policy: Mapping[str, Any]) -> bool:
     """Return whether a quorum queue delays what comes back; a policy wins over an argument (seen on 4.3.6).
 
-    Releases before 4.3 refuse a queue with these arguments. Without a shortest delay there is none.
+    Without a shortest delay there is none.
     """
     kind, shortest = (
         policy.get(f"delayed-retry-{what}", arguments.get(f"x-delayed-retry-{what}")) for what in ("type", "min")

@@ -1,6 +1,6 @@
 """Where the broker cannot balance a group in order, a sidecar says so, or refuses the members."""
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import quote
 
@@ -117,21 +117,20 @@ def has_delays(broker: Broker) -> bool:
 def test_shards_that_delay_what_comes_back_are_told(
     start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client, by: str
 ) -> None:
-    """RabbitMQ 4.3 then breaks the order by itself: a member that returns 3 gets it behind all others.
-
-    Older releases refuse such a queue, and such a policy.
-    """
-    arguments = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 500} if by == "argument" else {}
+    """RabbitMQ 4.3 then breaks the order by itself: a member that returns 3 gets it behind all others."""
     vhost.exchange("orders")
-    with nullcontext() if has_delays(broker) else pytest.raises(AssertionError, match="400"):
-        vhost.queue("orders.0", x_queue_type="quorum", x_single_active_consumer=True, **arguments)
-        vhost.bind("orders", "orders.0")
-        if by == "policy":
-            definition = {"delayed-retry-type": "all", "delayed-retry-min": 500}
-            body = {"pattern": ".*", "apply-to": "queues", "definition": definition}
-            vhost.api.ask("PUT", "policies", vhost.name, "delays", body=body)
+    definition = {"delayed-retry-type": "all", "delayed-retry-min": 500}
+    policy = {"pattern": ".*", "apply-to": "queues", "definition": definition}
     if not has_delays(broker):
+        # 3.10.8 takes the arguments, too, but knows nothing of them.
+        with pytest.raises(AssertionError, match="not recognised policy settings"):
+            vhost.api.ask("PUT", "policies", vhost.name, "delays", body=policy)
         return
+    arguments = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 500} if by == "argument" else {}
+    vhost.queue("orders.0", x_queue_type="quorum", x_single_active_consumer=True, **arguments)
+    vhost.bind("orders", "orders.0")
+    if by == "policy":
+        vhost.api.ask("PUT", "policies", vhost.name, "delays", body=policy)
     sidecar = start_sidecar(groups="orders")
     with client.session(sidecar.amqp_port, vhost.name) as wire:
         wire.channel(1, confirm=False)
@@ -144,7 +143,7 @@ def test_shards_that_delay_what_comes_back_are_told(
 
         wait_until("the delay", is_told, within=60)
         publish(client, sidecar.amqp_port, vhost, numbered(range(1, 6), key="k"))
-        order = []
+        order: list[int] = []
         while sorted(set(order)) != [1, 2, 3, 4, 5] or order.count(3) < 2:
             (got,) = deliveries(wire, 1, 1)
             order.append(int(got.body))

@@ -99,6 +99,7 @@ def test_a_queue_that_delays_what_comes_back_is_not_exact(
     why = "shard 's': a message that comes back is delayed (x-delayed-retry-type), so later ones of its key overtake it"
     assert seen.reasons == ((why,) if delays else ())
     assert not seen.unmovable
+    assert judge({"s": parse_shard("s", answer, (4, 2), 1.0)}, (4, 2)).reasons == ()
 
 
 @pytest.mark.parametrize(
