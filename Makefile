@@ -21,7 +21,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo docs test test-second test-all checked-and-compiled bench chaos chaos-groups fuzz check lock clean
+.PHONY: help demo pipeline-demo docs wheel test test-second test-all checked-and-compiled bench chaos chaos-groups fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -80,6 +80,10 @@ $(PIPELINE): $(INSTALLED) constraints-pipeline.txt
 $(INSTALLED): constraints.txt pyproject.toml testbed/setup-venv
 	testbed/setup-venv $(PYTHON)
 	touch $@
+
+wheel: $(INSTALLED) ## Make a compiled wheel for this version of Python and this kind of machine, in build/wheel
+	rm -rf build/wheel
+	RINGPROXY_COMPILE=1 .venv/bin/pip wheel -v --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel .
 
 docs: $(INSTALLED) ## Build the documents as a site in build/site; a broken link fails it
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet

@@ -1,11 +1,9 @@
-"""Compiles the hot modules, where there is a C compiler; with RINGPROXY_PURE=1 they stay as they are.
+"""Installs this project: as it is within seconds, or with RINGPROXY_COMPILE=1 its hot modules compiled, in minutes.
 
 The source is the same Python either way (docs/development/decisions.md).
 """
 
 import os
-import sys
-from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -55,41 +53,26 @@ HOT = (
 
 
 def extensions() -> list[Extension]:
-    """Return the hot modules as extensions of one library; none with RINGPROXY_PURE=1 or where mypyc fails."""
-    if os.environ.get("RINGPROXY_PURE") == "1":
+    """Return the hot modules as extensions of one library with RINGPROXY_COMPILE=1, and none without it."""
+    if os.environ.get("RINGPROXY_COMPILE") != "1":
         return []
-    try:
-        from mypyc.build import mypycify
-    except ImportError as error:
-        print(f"the hot modules are not compiled: {error}", file=sys.stderr)
-        return []
-    # What is imported besides need not be there to build.
+    # Imported here: an install without it needs no mypyc.
+    from mypyc.build import mypycify
+
+    # Other packages that the modules import need not be there to build.
     flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
-    try:
-        return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
-    except (Exception, SystemExit) as error:  # how mypyc ends for what it refuses
-        print(f"the hot modules are not compiled: {error}", file=sys.stderr)
-        return []
+    return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
 
 
-class BuildOrNot(build_ext):
-    """The build step of the extensions: it builds all of them, or, where one cannot be built, none."""
+class BuildApart(build_ext):
+    """The build step of the extensions: nothing is built beside the sources, where it would hide their changes."""
 
     def run(self) -> None:
-        """Build the extensions; never fail for want of a compiler.
-
-        Nothing is built beside the sources, where it would hide later changes to them.
-        """
+        """Build the extensions, unless this is an editable install."""
         if self.inplace or self.editable_mode:
             self.extensions = []
             return
-        try:
-            super().run()
-        except Exception as error:
-            print(f"the hot modules are not compiled: {error}", file=sys.stderr)
-            for output in self.get_outputs():
-                Path(output).unlink(missing_ok=True)
-            self.extensions = []
+        super().run()
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildOrNot})
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildApart})

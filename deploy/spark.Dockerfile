@@ -17,7 +17,7 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ring ring
 COPY proxy proxy
 COPY pipeline pipeline
-RUN pip wheel --verbose --no-index --no-deps --no-build-isolation --wheel-dir dist . \
+RUN RINGPROXY_COMPILE=1 pip wheel --verbose --no-index --no-deps --no-build-isolation --wheel-dir dist . \
     && pip --python /opt/ringproxy/bin/python install --no-index --no-deps dist/*.whl \
     && test "$(/opt/ringproxy/bin/python -I -c 'from ring.compiled import kind; print(kind())')" = compiled
 

@@ -40,7 +40,7 @@ from proxy.topology.management import Management
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.sync import Sync
 from proxy.topology.table import Router
-from ring.compiled import kind
+from ring.compiled import PURE, kind
 from ring.hashing import RING_FORMAT
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ TOUCH_INTERVAL = 5.0
 async def run(settings: Settings) -> None:
     """Run a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
     log.info("ringproxy %s, ring format %d, %s, id %s", __version__, RING_FORMAT, kind(), process_id())
+    if kind() == "python" and os.environ.get(PURE) != "1":
+        log.info(
+            "the hot modules are not compiled: under full load a message over AMQP takes four times the CPU time; "
+            "install with RINGPROXY_COMPILE=1 to compile them"
+        )
     stop = _stop_at_signals()
     files = Files(settings)
     _warn_of_open_doors(settings)
@@ -114,8 +119,13 @@ async def run(settings: Settings) -> None:
             _grouping(groups),
             _listening("http", ingress, settings.http_listen, bounds, counts, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),
-            _listening_amqp(listener, settings.amqp_listen, files.server_tls),
+            _listening_amqp(listener, settings.amqp_listen, files.server_tls) as amqp,
         ):
+            log.info(
+                "publish to amqp%s://%s, or over HTTP with POST http%s://%s/v1/exchanges/EXCHANGE/publish",
+                *("s" if files.server_tls else "", amqp),
+                *("s" if files.server_tls else "", Address(*http.addresses[0][:2])),
+            )
             publisher.connect(settings.default_vhost)
             admin.started = True
             await stop.wait()
@@ -217,15 +227,15 @@ def _warn_of_open_doors(settings: Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _listening_amqp(listener: Listener, address: Address, tls: ServerTls | None) -> AsyncIterator[None]:
-    """Run the AMQP listener while the context lasts. Raises ConfigError where its address cannot be bound."""
+async def _listening_amqp(listener: Listener, address: Address, tls: ServerTls | None) -> AsyncIterator[Address]:
+    """Run the AMQP listener, and yield its address. Raises ConfigError where that cannot be bound."""
     try:
         bound = await listener.start(address, tls.context if tls else None)
     except OSError as error:
         raise ConfigError(f"amqp_listen: {address} cannot be bound: {_why_not(error)}") from None
     log.info("amqp listens on %s", bound)
     try:
-        yield
+        yield bound
     finally:
         listener.close()
 

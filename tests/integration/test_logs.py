@@ -1,13 +1,18 @@
 """The log of a running sidecar, as its operator's terminal or collector gets it."""
 
 import json
+import os
 import re
 import struct
+import urllib.request
+from urllib.parse import quote
 
+import pika
 import pytest
 from pamqp import header
 from pamqp.commands import Basic
 
+from ring.compiled import PURE, kind
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.test_commands import run
@@ -21,6 +26,28 @@ def publish_unknown(peer: Wire, name: str) -> None:
     """A publish to an exchange that cannot be looked up, which the log tells by its name; pamqp refuses such names."""
     method = struct.pack(">HHH", 60, 40, 0) + short(name.encode()) + short(b"k") + b"\0"
     peer.send(raw_frame(1, 1, method), encoded(1, header.ContentHeader(0, 0, Basic.Properties())))
+
+
+def test_a_start_says_where_to_publish_and_whether_it_is_compiled(
+    start_sidecar: StartSidecar, vhost: VirtualHost, login: Login
+) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar = start_sidecar()
+    line = re.compile(r"publish to (amqp://\S+), or over HTTP with POST (http://\S+)\n")
+    told = wait_until("it is told", lambda: line.search(sidecar.log()))
+    parameters = pika.URLParameters(f"{told[1]}/{quote(vhost.name, safe='')}")
+    parameters.credentials = pika.URLParameters(login.broker_url).credentials
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("orders", "k", b"over AMQP")
+    url = told[2].replace("EXCHANGE", "orders") + f"?vhost={quote(vhost.name, safe='')}"
+    request = urllib.request.Request(url, b"over HTTP", {"Routing-Key": "k"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+    assert [message.body for message in vhost.drain("q")] == [b"over AMQP", b"over HTTP"]
+    as_python = kind() == "python" and os.environ.get(PURE) != "1"
+    assert ("the hot modules are not compiled: " in sidecar.log()) == as_python
 
 
 @pytest.mark.parametrize("separator", ["\n", "\r", "\x85", "\u2028", "\x1b[2K\x1b[1A", "\u202e"], ids=ascii)

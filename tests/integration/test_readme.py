@@ -1,38 +1,73 @@
-"""The commands of the README's installation, as they stand there but for the addresses, and the answer to the last."""
+"""The README's first commands, as a newcomer with a broker runs them, and the answer to the last."""
 
 import json
-import re
-from urllib.parse import quote, urlsplit
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
-from testbed.broker import Broker
-from tests.integration.broker_api import VirtualHost
-from tests.integration.conftest import Login, StartSidecar
-from tests.integration.documents import ROOT, Document, Shell, variables
+import pika
+import pytest
 
-INSTALL, PUBLISH = Document("README.md")["Install and run"]
+from testbed.node import Node
+from tests.integration.broker_api import BrokerApi
+from tests.integration.documents import ROOT, Document
+from tests.integration.own_node import own_node, private_only
+from tests.integration.reader import Reader
+
+pytestmark = private_only
+
+(COMMANDS,) = Document("README.md")["Install and run"]
 (RECEIPT,) = Document("README.md", "json")["Install and run"]
+INSTALL, *OTHERS = COMMANDS.splitlines(keepends=True)
+
+SECONDS = 60.0
+"""The longest that the first message may take, from the clone on."""
 
 
-def test_what_is_installed_is_there_and_the_flags_are_taken() -> None:
-    """The other lines of the block make a virtual environment and install packages, as the test bed does itself."""
-    for file in re.findall(r" -r (\S+)", INSTALL):
-        assert (ROOT / file).exists()
-    (flags,) = re.findall(r"^venv/bin/ring-proxy run (.+)$", INSTALL, flags=re.M)
-    defaults = Shell({})("ring-proxy config").replace("localhost", "127.0.0.1")
-    assert Shell({})(f"ring-proxy config {flags}") == defaults
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """A broker that has just been installed: it has nothing but the user guest and the virtual host /."""
+    with own_node("") as (running, _):
+        yield running
 
 
-def test_the_publish_gives_the_receipt(
-    vhost: VirtualHost, broker: Broker, login: Login, start_sidecar: StartSidecar
-) -> None:
-    vhost.ring("orders", ["orders.1", "orders.2", "orders.3"])
-    sidecar = start_sidecar(
-        broker_url=urlsplit(login.broker_url)._replace(path="/" + quote(vhost.name, safe="")).geturl()
-    )
-    here = PUBLISH.replace("http://127.0.0.1:15680", variables(broker, sidecar)["PUBLISH"])
-    assert here != PUBLISH
+@pytest.fixture(params=["installed", pytest.param("installs", marks=pytest.mark.long)])
+def reader(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> Iterator[Reader]:
+    """A reader in a clone, who has installed ringproxy already or who installs it as the README says."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    if request.param == "installed":
+        (tmp_path / "venv").symlink_to(sys.prefix)
+    else:
+        for name in ("ring", "proxy", "pipeline"):
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, tmp_path)
+    at_work = Reader(tmp_path, node)
+    yield at_work
+    at_work.close()
+    api = BrokerApi(node.management_url)
+    for exchange in ("orders", *(f"orders.lane.{number}" for number in (1, 2, 3))):
+        api.ask("DELETE", "exchanges", "/", exchange)
+    for number in (1, 2, 3):
+        api.ask("DELETE", "queues", "/", f"orders.{number}")
 
-    receipt = json.loads(Shell({})(here))
 
+def test_the_first_message_is_confirmed_within_a_minute(reader: Reader, node: Node, tmp_path: Path) -> None:
+    installs = not (tmp_path / "venv").exists()
+    begun = time.monotonic()
+
+    told = reader.does("".join([INSTALL, *OTHERS] if installs else OTHERS), SECONDS)
+
+    receipt = json.loads(told.strip().splitlines()[-1])
     assert receipt == json.loads(RECEIPT)
-    assert [m.body for m in vhost.drain(receipt["destination"]["name"])] == [b"first"]
+    assert time.monotonic() - begun < SECONDS
+    log = (tmp_path / "ring-proxy.log").read_text()
+    assert "over HTTP with POST http://127.0.0.1:" in log
+    if installs:
+        assert "the hot modules are not compiled" in log
+    with pika.BlockingConnection(pika.URLParameters(node.amqp_url)) as connection:
+        # Not by basic.get, which a queue with single active consumer refuses.
+        messages = connection.channel().consume(receipt["destination"]["name"], auto_ack=True, inactivity_timeout=10)
+        assert next(messages)[2] == b"first"

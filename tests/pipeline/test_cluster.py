@@ -136,7 +136,7 @@ def cloned(folder: Path) -> Path:
 def archive_of(clone: Path) -> Path:
     """Makes the zip by the commands of docs/how-to/run-on-a-cluster.md; pip takes the build's packages from here."""
     text = (ROOT / "docs/how-to/run-on-a-cluster.md").read_text()
-    (commands,) = re.findall(r"^```sh\n(RINGPROXY_PURE=1 pip wheel .*?)^```", text, re.MULTILINE | re.DOTALL)
+    (commands,) = re.findall(r"^```sh\n(pip wheel .*?)^```", text, re.MULTILINE | re.DOTALL)
     making = commands.partition("spark-submit")[0]
     # pip reads NO_ANYTHING=0 as: without it.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,10 +1,9 @@
-"""The package builds and works where nothing can be compiled; mypyc's part, a minute, is played.
+"""The package installs as Python, unless a compile is asked for, and that may fail; mypyc's part is played.
 
 That mypyc's own C is compiled, tests/unit/test_compiled.py and `testbed/build-compiled` see.
 """
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -31,14 +30,6 @@ def mypycify(paths, **options):
     return [Extension(name, [f"{name}.c"]) for name in names]
 '''
 
-HALFWAY = """#!/bin/sh
-# A compiler that fails at the last.
-case "$*" in *-c*proxy.routing.counters*) exit 1;; esac
-while [ "$1" != -o ]; do shift; done
-echo not a library >"$2"
-echo "$2" >>COMPILED
-"""
-
 
 def project(folder: Path) -> Path:
     """A copy, so that nothing else is written to."""
@@ -53,16 +44,14 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def installed(source: Path, changes: dict[str, str]) -> tuple[Path, str]:
-    """The folder that it is installed into, and what pip said."""
+def install(source: Path, changes: dict[str, str]) -> tuple[int, str]:
+    """The exit status of pip, and what it said."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
     clean |= {"PYTHONPATH": str(source / "played"), **changes}
-    target = source / "installed"
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--no-compile", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", "-v", *options, "--target", str(target), "."]
+    command = [sys.executable, "-m", "pip", "install", "-v", *options, "--target", str(source / "installed"), "."]
     done = subprocess.run(command, cwd=source, env=clean, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return target, done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def check_works_as_python(target: Path) -> None:
@@ -85,47 +74,28 @@ def test_every_package_is_installed() -> None:
     assert sorted(listed) == sorted(".".join(folder.parts) for folder in found)
 
 
+def test_by_default_it_is_installed_as_python_and_nothing_is_compiled(tmp_path: Path) -> None:
+    source = project(tmp_path)
+    (source / "refuse").touch()
+    status, said = install(source, {"CC": "/bin/false"})
+    assert status == 0, said
+    assert "py3-none-any" in said
+    check_works_as_python(source / "installed")
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "why"),
     [
-        pytest.param({"CC": "/bin/false"}, id="failing"),
-        pytest.param({"PATH": ""}, id="missing", marks=pytest.mark.long),
+        pytest.param({"CC": "/bin/false"}, "Command '['/bin/false'", id="the compiler fails"),
+        pytest.param({"PATH": ""}, "No such file or directory", id="no compiler", marks=pytest.mark.long),
+        pytest.param({"refuse": ""}, "error: a type that is wrong", id="mypyc refuses"),
     ],
 )
-def test_without_a_c_compiler_it_installs_as_python(tmp_path: Path, changes: dict[str, str]) -> None:
-    target, said = installed(project(tmp_path), changes)
-    assert "the hot modules are not compiled: " in said
-    check_works_as_python(target)
-
-
-def test_a_build_that_fails_halfway_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_a_compile_that_fails_installs_nothing_and_says_why(tmp_path: Path, changes: dict[str, str], why: str) -> None:
     source = project(tmp_path)
-    compiler = source / "cc"
-    compiler.write_text(HALFWAY)
-    compiler.chmod(0o755)
-    target, said = installed(source, {"CC": shlex.quote(str(compiler))})
-    assert "the hot modules are not compiled: " in said
-    made = (source / "COMPILED").read_text().split()
-    assert {Path(file).name.split(".")[0] for file in made if file.endswith(".so")} == {"ringproxy__mypyc", "hashing"}
-    check_works_as_python(target)
-
-
-@pytest.mark.parametrize("what", ["refuses", pytest.param("missing", marks=pytest.mark.long)])
-def test_what_mypyc_refuses_or_where_it_is_not_is_installed_as_python(tmp_path: Path, what: str) -> None:
-    source = project(tmp_path)
-    if what == "refuses":
+    if "refuse" in changes:
         (source / "refuse").touch()
-        why = "error: a type that is wrong"
-    else:
-        (source / "played/mypyc/build.py").write_text("raise ImportError('no mypyc here')")
-        why = "no mypyc here"
-    target, said = installed(source, {})
-    assert f"the hot modules are not compiled: {why}" in said
-    check_works_as_python(target)
-
-
-def test_with_ringproxy_pure_nothing_is_tried(tmp_path: Path) -> None:
-    target, said = installed(project(tmp_path), {"RINGPROXY_PURE": "1", "CC": "/bin/false"})
-    assert "not compiled" not in said
-    assert "py3-none-any" in said
-    check_works_as_python(target)
+    status, said = install(source, {"RINGPROXY_COMPILE": "1", **changes})
+    assert status == 1
+    assert why in said
+    assert not (source / "installed").exists()
