@@ -13,6 +13,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from proxy.journal.store import StoreError
 from proxy.settings.config import Settings
+from proxy.settings.connecting import in_words
 from proxy.settings.files import Files
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ def connector(settings: Settings, files: Files, vhost: str, name: str) -> Connec
                         client_properties={"connection_name": name},
                     )
             except (OSError, aio_pika.exceptions.AMQPError) as error:
-                faults.append(f"{address}: {error}")
+                faults.append(f"{address}: {in_words(error)}")
         raise OSError("; ".join(faults))
 
     return connect

@@ -10,6 +10,8 @@ from typing import cast
 
 from proxy.publisher.channel import ConfirmChannel
 from proxy.publisher.protocol import PublisherProtocol, Stage
+from proxy.settings.connecting import NOT_AMQP, in_words
+from proxy.settings.parse import Address
 from proxy.wire import writing
 from proxy.wire.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
 
@@ -41,6 +43,8 @@ class Socket(asyncio.Protocol):
         self.connection, self.protocol = connection, protocol
         self.transport: asyncio.Transport | None = None
         self.closed = asyncio.get_running_loop().create_future()
+        self.peer = ""
+        """The address that was connected to, as it is written."""
         self.paused = False
         self.heard_at = self.wrote_at = time.monotonic()
 
@@ -49,6 +53,7 @@ class Socket(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
         self.transport = transport
+        self.peer = str(Address(*transport.get_extra_info("peername")[:2]))
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:
@@ -108,7 +113,7 @@ class Socket(asyncio.Protocol):
         """Mark the protocol as closed, and wake whoever waits for the end of the socket."""
         self.transport = None
         if error is not None and not self.protocol.fault:
-            self.protocol.fault = f"the connection was lost: {error}"
+            self.protocol.fault = f"the connection was lost: {in_words(error)}"
         self.protocol.stage = Stage.CLOSED
         self.connection.changed()
         if not self.closed.done():
@@ -256,12 +261,12 @@ class BrokerConnection:
                 if not protocol.in_flight and not wanted(True):
                     await self.aclose()
         except TimeoutError:
-            return "no AMQP answer in time"
+            return "no answer in time" if socket is None else f"{socket.peer}: no AMQP answer in time; {NOT_AMQP}"
         except OSError as error:
             return str(error)
         finally:
             self._ended(protocol, socket)
-        return self._in_words(protocol)
+        return self._in_words(protocol, socket)
 
     async def _wait(self, socket: Socket) -> None:
         await asyncio.wait((socket.closed,), timeout=_TICK)
@@ -308,14 +313,16 @@ class BrokerConnection:
         self.protocol = self._socket = self._probed = None
         self._marks.clear()
         self.changed()
-        protocol.lost(f"the connection was lost before the confirm: {self._in_words(protocol)}")
+        protocol.lost(f"the connection was lost before the confirm: {self._in_words(protocol, socket)}")
         if socket is not None:
             socket.abort()
 
-    def _in_words(self, protocol: PublisherProtocol) -> str:
+    def _in_words(self, protocol: PublisherProtocol, socket: Socket | None) -> str:
         if protocol.code:
             return f"the broker closed the connection: {protocol.code} {protocol.fault}"
-        return protocol.fault or "the connection was lost"
+        if protocol.fault or protocol.methods or socket is None:
+            return protocol.fault or "the connection was lost"
+        return f"{socket.peer}: the connection was lost before AMQP began; {NOT_AMQP}"
 
     def abandon(self, why: str) -> None:
         """Wait for no confirm any more: each publish in flight becomes UNKNOWN, for the reason `why`."""

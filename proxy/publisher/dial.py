@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from proxy.settings.connecting import in_words
 from proxy.settings.parse import Address
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -48,7 +49,7 @@ class Brokers:
             async with asyncio.timeout_at(until):
                 hosts = await _hosts(address)
         except OSError as error:
-            faults.append(f"{address}: {_in_words(error)}")
+            faults.append(f"{address}: {in_words(error)}")
             return None
         for tried, host in enumerate(hosts):
             try:
@@ -59,7 +60,7 @@ class Brokers:
                     return connected
             except OSError as error:
                 which = f"{address} ({host})" if len(hosts) > 1 else str(address)
-                faults.append(f"{which}: {_in_words(error)}")
+                faults.append(f"{which}: {in_words(error)}")
         return None
 
 
@@ -69,7 +70,3 @@ async def _hosts(address: Address) -> list[str]:
     ips = list(dict.fromkeys(str(where[0]) for *_, where in found))
     # One IP stays as it is written: uvloop would give `fe80::1%eth0` back without its interface.
     return ips if len(ips) > 1 else [address.host]
-
-
-def _in_words(error: OSError) -> str:
-    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

@@ -14,6 +14,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractQueue
 
 from proxy.settings.config import Settings
+from proxy.settings.connecting import in_words
 from proxy.settings.files import Files
 from proxy.shards.plan import LOCK_QUEUE
 from proxy.shards.reading import read_state
@@ -219,7 +220,7 @@ async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnecti
         try:
             connection = await _answered(opening, settings.management_timeout)
         except (OSError, aio_pika.exceptions.AMQPError) as error:
-            faults.append(f"{address}: {error}")
+            faults.append(f"{address}: {in_words(error)}")
         else:
             if why := broker.identity.mismatch(_cluster_of(connection)):
                 await _close(connection)

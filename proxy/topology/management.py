@@ -13,6 +13,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from proxy.settings.connecting import in_words, not_http
 from proxy.settings.credentials import Credentials, of_url
 from proxy.settings.parse import Address
 from proxy.topology.bindings import (
@@ -315,11 +316,8 @@ class Management:
                 return _decoded(await limited(response, MAX_ANSWER))
         except TimeoutError:
             raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
-        except aiohttp.ClientConnectorError as error:
-            raise UnansweredError(shown, _not_connected(error)) from None
         except (aiohttp.ClientError, OSError) as error:
-            # Some of aiohttp's messages have several lines.
-            raise UnansweredError(shown, " ".join(str(error).split()) or type(error).__name__) from None
+            raise UnansweredError(shown, _unanswered(node, error)) from None
         except (ValueError, RecursionError) as error:
             raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
 
@@ -369,17 +367,20 @@ def _cluster_name(answer: object | None) -> str | None:
     return str(answer["name"])
 
 
-def _not_connected(error: aiohttp.ClientConnectorError) -> str:
-    """Return why a connection failed, and what to do about it. aiohttp's own message says "ssl:default" even without
-    TLS.
-    """
+def _unanswered(node: Node, error: aiohttp.ClientError | OSError) -> str:
+    """Return why a node gave no answer, and what to do about it."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return not_http(node, error.message)
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return f"management_url: {node}: {in_words(error)}"
+    # aiohttp's own message says "ssl:default" even without TLS.
     where, why = Address(error.host, error.port or 0), error.os_error
     if isinstance(why, ConnectionRefusedError):
         return (
             f"management_url: {where} refuses connections; is the management plugin on there? "
             "(rabbitmq-plugins enable rabbitmq_management)"
         )
-    return f"management_url: no connection to {where}: {' '.join(str(why.strerror or why).split())}"
+    return f"management_url: no connection to {where}: {in_words(why)}"
 
 
 def _shown(path: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def test_the_last_queue_is_deleted_and_another_comes(start_sidecar: StartSidecar
 
     vhost.delete_queue("only")
     for _ in range(3):
-        sidecar.publish("orders", "k", vhost=vhost.name).problem(503, "unroutable", "unroutable", retryable=True)
+        sidecar.publish("orders", "k", vhost=vhost.name).problem(422, "unroutable", "unroutable", retryable=False)
 
     vhost.queue("next")
     vhost.bind("orders", "next")

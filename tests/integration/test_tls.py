@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pika import BlockingConnection, ConnectionParameters, PlainCredentials, SSLOptions
 from pika.exceptions import AMQPConnectionError, ConnectionClosedByBroker
+from yarl import URL
 
 from testbed.broker import installation
 from testbed.node import Certificates, Node, private_node
@@ -229,3 +230,28 @@ def test_a_broker_whose_certificate_nobody_vouches_for_is_not_spoken_to(
     )
     answer = sidecar.publish("orders", "k")
     assert "certificate verify failed" in answer.problem(503, "unavailable", "unavailable", retryable=True)
+
+
+def test_a_port_of_another_kind_or_without_tls_is_told_with_what_to_do(
+    start_sidecar: StartSidecar, node: Node, authority: Authority, other: Authority
+) -> None:
+    amqp, api = URL(node.amqp_url), URL(node.management_url)
+    amqps, https = URL(node.amqps_url), URL(node.https_url)
+    strange = {"ca_file": str(other.certificate)}
+    known = {"ca_file": str(authority.certificate)}
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"management_url": str(api.with_port(amqp.port))}, f"{api.host}:{amqp.port} is an AMQP port"),
+        ({"management_url": str(api.with_port(https.port))}, f"{api.host}:{https.port} has TLS; write https://"),
+        ({"management_url": str(api.with_scheme("https").with_port(api.port))}, "this port has no TLS"),
+        ({"management_url": str(https), **strange}, f"{https.host}:{https.port}: certificate verify failed: "),
+        ({"management_url": str(https), **known}, "set client_cert_file and client_key_file"),
+        ({"broker_url": str(amqp.with_port(api.port))}, f":{api.port}: no AMQP answer in time; is it an AMQP port"),
+        ({"broker_url": str(amqp.with_port(amqps.port))}, f":{amqps.port}: the connection was lost before AMQP began"),
+        ({"broker_url": str(amqp.with_scheme("amqps").with_port(amqp.port))}, f":{amqp.port}: wrong version number"),
+        ({"broker_url": str(amqps), **strange}, "ca_file must name the CA that signed the certificate of the server"),
+        ({"broker_url": str(amqps), **known}, "set client_cert_file and client_key_file"),
+    ]
+    common = {"broker_url": str(amqp), "management_url": str(api), "lookup_timeout": "1", "management_timeout": "2"}
+    running = [(start_sidecar(**common | changes), told) for changes, told in cases]
+    for sidecar, told in running:
+        wait_until(f"the log says {told}", lambda sidecar=sidecar, told=told: told in sidecar.log())

@@ -202,11 +202,15 @@ def test_passed_and_taken_by_nobody(sidecar: Sidecar, vhost: VirtualHost) -> Non
     vhost.exchange("plain", "direct")
     vhost.exchange("empty ring")
 
-    for exchange in ("plain", "empty ring"):
-        detail = sidecar.publish(exchange, "k", vhost=vhost.name).problem(
-            503, "unroutable", "unroutable", retryable=True
-        )
-        assert exchange in detail
+    plain = sidecar.publish("plain", "k", vhost=vhost.name)
+    assert "exchange 'plain' has no queue" in plain.problem(503, "unroutable", "unroutable", retryable=True)
+    # To send it again helps nobody: there is no binding.
+    empty = sidecar.publish("empty ring", "k", vhost=vhost.name)
+    told = empty.problem(422, "unroutable", "unroutable", retryable=False)
+    assert told.startswith("exchange 'empty ring' has no binding that takes the message; bind a queue")
+    batch = sidecar.batch("empty ring", [{"key": "k", "payload": "p"}], vhost=vhost.name)
+    batch.problem(422, "batch-failed", "unroutable", retryable=False)
+    assert [result["retryable"] for result in batch.json["results"]] == [False]
 
 
 def test_an_empty_rings_alternate_exchange_gets_it(sidecar: Sidecar, vhost: VirtualHost) -> None:

@@ -10,13 +10,10 @@ from proxy.http.admission.limits import Limits
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
-from proxy.http.sending.receipts import is_gone, judged, receipt
+from proxy.http.sending.receipts import is_gone, is_retryable, judged, receipt
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
 from proxy.routing.route import MOST_TRIES, Route, Target
-
-RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
-"""Outcomes of a message that may be confirmed if it is sent again."""
 
 _UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.UNROUTABLE})
 _LONGEST_DETAIL = 300
@@ -239,7 +236,7 @@ class Batch:
                 result = judged(entry.placement, result)
             if result.outcome is Outcome.UNKNOWN:
                 self._stop(result.detail, True)
-            self._fail(entry, result, result.outcome in RETRYABLE)
+            self._fail(entry, result, is_retryable(entry.placement, result))
         self._unsettled -= 1
         if not self._unsettled:
             self._settled.set()
@@ -290,7 +287,7 @@ class Batch:
         assert message is not None
         if before is not None and not self._dispatch.moved(self._handle, message, before):
             result = judged(before, entry.came_back_with)
-            self._fail(entry, result, result.outcome in RETRYABLE)
+            self._fail(entry, result, is_retryable(entry.placement, result))
             return
         entry.tries += before is not None
         if (step := self._start(index, message)) is not None:

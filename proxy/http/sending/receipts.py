@@ -11,6 +11,7 @@ from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
+from proxy.topology.table import PassReason
 from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
 from ring.destination import Destination
 
@@ -51,6 +52,8 @@ def _start(destination: Destination, fingerprint: str) -> bytes:
     return json.dumps(whole).encode().removesuffix(b"0}")
 
 
+_RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
+
 _DEFAULT_EXCHANGE = ""
 """The default exchange, which reaches one queue: `CC` and `BCC`, which ask for copies, are not taken."""
 
@@ -66,6 +69,11 @@ def judged(placement: Placement, result: PublishResult) -> PublishResult:
     destination = placement.choice.target.destination if placement.choice is not None and routed else None
     to_queue = destination is not None and destination.kind == "queue"
     name = destination.name if destination is not None else placement.route.name[1]
+    if has_no_bindings(placement, result):
+        why = (
+            f"exchange {name!r} has no binding that takes the message; bind a queue to it, with a weight as binding key"
+        )
+        return result._replace(detail=why)
     if result.outcome is Outcome.UNROUTABLE:
         what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for the message"
         return result._replace(detail=what)
@@ -73,6 +81,18 @@ def judged(placement: Placement, result: PublishResult) -> PublishResult:
         return result
     why = f"a queue behind exchange {name!r} refused the message; another queue may have it"
     return result._replace(outcome=Outcome.UNKNOWN, detail=why)
+
+
+def has_no_bindings(placement: Placement, result: PublishResult) -> bool:
+    """Return whether a message came back because nobody has bound its exchange: to send it again does not help."""
+    return result.outcome is Outcome.UNROUTABLE and placement.reason is PassReason.NO_BINDINGS
+
+
+def is_retryable(placement: Placement | None, result: PublishResult) -> bool:
+    """Return whether a message that was not confirmed may be sent again, in the hope of another result."""
+    if placement is not None and has_no_bindings(placement, result):
+        return False
+    return result.outcome in _RETRYABLE
 
 
 def is_gone(result: PublishResult) -> bool:
@@ -89,6 +109,8 @@ async def failure(dispatch: Dispatch, placement: Placement, result: PublishResul
     outcome, detail = result.outcome, result.detail
     if is_gone(result):
         await dispatch.refresh(placement, "a message did not reach it")
+    if has_no_bindings(placement, result):
+        return ProblemError(422, "unroutable", detail, outcome)
     if outcome is not Outcome.INVALID:
         return ProblemError(504 if outcome is Outcome.UNKNOWN else 503, outcome.value, detail, outcome, retryable=True)
     # The broker refused this one message, and nothing else was in flight beside it.

@@ -15,6 +15,7 @@ from proxy.publisher.channel import PublishResult
 from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.dial import Brokers
 from proxy.routing.counters import Counters
+from proxy.settings.connecting import NOT_AMQP
 from proxy.wire.frames import PROTOCOL_HEADER
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_broker import FakeBroker, Visit, free_address, listening
@@ -330,7 +331,7 @@ async def test_a_broker_that_does_not_answer(greeting: bytes) -> None:
         running(connection_to(broker, open_timeout=0.1)) as connection,
     ):
         await broker.visit(2)
-        assert connection.fault == "no AMQP answer in time"
+        assert connection.fault == f"{broker.address}: no AMQP answer in time; {NOT_AMQP}"
         await broker.until(lambda: broker.visits[0].ended)
 
 

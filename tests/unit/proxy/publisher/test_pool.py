@@ -139,7 +139,7 @@ async def test_it_is_unavailable_in_time() -> None:
     async with publishing(FakeBroker(greeting=b""), connect_timeout=0.1) as publisher:
         with pytest.raises(Unavailable, match="no connection to the broker: "):
             await up(publisher, publisher.group("v"), within=0.1)
-        await eventually(lambda: publisher.faults() == {"v": "no AMQP answer in time"})
+        await eventually(lambda: "no AMQP answer in time" in publisher.faults()["v"])
         assert (publisher.in_flight, publisher.connects) == (0, 0)
 
 
