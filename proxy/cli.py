@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import uvloop
 
@@ -64,8 +64,20 @@ def _unknown(command: argparse.ArgumentParser, argument: str) -> str:
     name, flag = command.prog.rpartition(" ")[2], argument.partition("=")[0]
     told = f"{name}: one argument too many"
     if flag.startswith("-"):
-        told = f"{name}: unknown flag {flag}{did_you_mean(flag, re.findall(r'--[a-z-]+', command.format_usage()))}"
+        known = re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", command.format_help(), re.MULTILINE)
+        told = f"{name}: unknown flag {flag}{did_you_mean(flag, known)}"
     return f"{told} (see {command.prog} --help)"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells a mistake in one line, and not below a usage that may fill the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the command. `message` is argparse's, which names the argument."""
+        name = self.prog.rpartition(" ")[2] if " " in self.prog else ""
+        # The value may be a password.
+        message = re.sub("ignored explicit argument .*", "takes no value", message, flags=re.DOTALL)
+        self.exit(USAGE_ERROR, escaped(f"ring-proxy: {name and f'{name}: '}{message} (see {self.prog} --help)") + "\n")
 
 
 class Command(NamedTuple):
@@ -89,7 +101,7 @@ STATUSES: Mapping[int, str] = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
+    made: argparse.ArgumentParser = _Parser(
         prog="ring-proxy",
         description="Routes publishes to RabbitMQ's hash exchanges by a consistent-hash ring of their bindings.",
         epilog="`ring-proxy COMMAND --help` lists the flags and the exit statuses of a command.",
@@ -125,9 +137,9 @@ def _told(statuses: Mapping[int, str]) -> str:
 
 
 def _add_check(command: argparse.ArgumentParser) -> None:
-    _add_settings(command)
     text = "show nothing; read every file that the settings name, as a start would, and report each mistake in a line"
     command.add_argument("--check", action="store_true", help=text)
+    _add_settings(command)
 
 
 def _add_question(command: argparse.ArgumentParser) -> None:
@@ -162,24 +174,31 @@ def _add_topology(command: argparse.ArgumentParser) -> None:
     for each in topology.PARTS:
         part = _added(parts, each.name, each.help, {**each.statuses, **STATUSES})
         part.set_defaults(do=_topology, part=each, command=part)
-        _add_settings(part, each.settings)
         each.add_arguments(part)
+        _add_settings(part, each.settings)
 
 
 def _add_settings(command: argparse.ArgumentParser, names: tuple[str, ...] | None = None) -> None:
-    """Add a flag for each of these settings, for all if none are named."""
+    """Add a flag for each of these settings, for all if none are named; the command has its other arguments already."""
+    # Of all flags the usage would fill the terminal, and hide what the command needs.
+    usage = command.format_usage().removeprefix("usage: ").rstrip()
+    command.usage = usage.replace("[-h]", "[-h] [--config FILE] [--SETTING VALUE ...]", 1)
     text = "TOML file of settings; the environment and flags win over it (default: the variable RINGPROXY_CONFIG)"
     command.add_argument("--config", metavar="FILE", help=text)
-    for title, members in groups().items():
+    for title, members in [("The usual ones", _USUAL), *groups().items()]:
         # argparse does not show a group that stays empty.
         group = command.add_argument_group(title)
         for name in members:
-            if names is not None and name not in names:
+            if (names is not None and name not in names) or (name in _USUAL and members is not _USUAL):
                 continue
             # A switch such as --insecure needs no value.
             more: dict[str, Any] = {"nargs": "?", "const": "true"} if name in SWITCHES else {}
             flag = f"--{name.replace('_', '-')}"
             group.add_argument(flag, dest=f"set_{name}", metavar="VALUE", help=help_of(name), **more)
+
+
+_USUAL = ("broker_url", "management_url")
+"""The settings that most commands are given, which stand before all others in the help."""
 
 
 def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from proxy.process.logs import escaped
 from proxy.topology.changes import PASSED_BECAUSE
+from proxy.topology.names import natural
 from ring.destination import Destination
 from ring.ring import Ring
 
@@ -85,7 +86,7 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
             f"runner-up    {_title(place['runner_up']) if place['runner_up'] else 'none'}",
             f"ring         {answer['ring']}, hashes {answer['hashed']}, read {answer['age_seconds']:.1f} s ago",
         ]
-        for destination in answer["destinations"]:
+        for destination in sorted(answer["destinations"], key=lambda one: natural(one["name"])):
             weight, share = destination["weight"], destination["share"]
             lane = f", through lane {destination['lane']}" if "lane" in destination else ""
             lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%} of the slots{lane}")
@@ -125,7 +126,7 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
         if upstreams[0].get(field) != upstreams[1].get(field):
             lines.append(f"{what}: {upstreams[0].get(field)} / {upstreams[1].get(field)}")
     weights = [_weights(answer) for answer in (mine, theirs)]
-    for destination in sorted(weights[0].keys() | weights[1].keys()):
+    for destination in sorted(weights[0].keys() | weights[1].keys(), key=lambda one: natural(one.name)):
         a, b = (w.get(destination) for w in weights)
         if a != b:
             lines.append(f"{destination}: {_weight(a)} / {_weight(b)}")

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management
+from proxy.topology.names import natural
 
 EXACT_FROM: Final = (4, 0)
 """The first version of RabbitMQ in which a consumer of a higher priority takes over from a single active consumer."""
@@ -176,7 +177,7 @@ def _which(unmovable: Mapping[str, str], why: str) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    told = ", ".join(repr(name) for name in sorted(names)[:_NAMED])
+    told = ", ".join(repr(name) for name in sorted(names, key=natural)[:_NAMED])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"shard{'s' if len(names) > 1 else ''} {told}{more}"
 

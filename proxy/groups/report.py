@@ -6,6 +6,7 @@ from typing import Any
 
 from proxy.groups.member import Member
 from proxy.groups.running import RunningGroup
+from proxy.topology.names import natural
 
 
 def report(group: RunningGroup) -> dict[str, Any]:
@@ -30,7 +31,9 @@ def report(group: RunningGroup) -> dict[str, Any]:
                 "why": refusal.why,
                 "since_seconds": round(now - refusal.since, 1),
             }
-            for (member, shard), refusal in sorted(state.attempts.refused.items())
+            for (member, shard), refusal in sorted(
+                state.attempts.refused.items(), key=lambda one: (one[0][0], natural(one[0][1]))
+            )
             if member in state.local
         ],
         "shards": [
@@ -43,7 +46,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
                 "unacked": found.unacked if found is not None else None,
                 "waiting": shard in group.waiting,
             }
-            for shard in state.shards
+            for shard in sorted(state.shards, key=natural)
         ],
         "moves": [
             {
@@ -53,7 +56,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
                 "why": move.why,
                 "since_seconds": round(now - state.moving_since.get(move.shard, now), 1),
             }
-            for move in state.decision.moves
+            for move in sorted(state.decision.moves, key=lambda move: natural(move.shard))
         ],
         "figures_age_seconds": round(now - seen.read_at, 1) if seen.shards else None,
     }
@@ -80,7 +83,7 @@ def _leaving(group: RunningGroup) -> Iterator[dict[str, Any]]:
 def _members(group: RunningGroup, holders: dict[str, str], targets: Any, now: float) -> list[dict[str, Any]]:
     state = group.state
     held: dict[str, list[str]] = {}
-    for shard, holder in sorted(holders.items()):
+    for shard, holder in sorted(holders.items(), key=lambda held: natural(held[0])):
         held.setdefault(holder, []).append(shard)
     wanted = list(targets.values())
     found = [_member(member, state.is_stalled(member.id, now)) for member in state.local.values()]

@@ -10,6 +10,7 @@ from typing import Final
 
 from proxy.groups import exactness
 from proxy.groups.beat import Beat, BeatError, OtherVersionError, decode, encode
+from proxy.groups.changes import Changes
 from proxy.groups.claims import priority
 from proxy.groups.decision import Act, Step
 from proxy.groups.exactness import Exactness, Shard
@@ -65,9 +66,6 @@ WIDEN_EVERY: Final = 1.0
 
 FOLLOW_EVERY: Final = 0.05
 """Seconds between two looks for the link of a shard that a member of this sidecar has just claimed."""
-
-SHOWN: Final = 10
-"""The most shards that a log line names."""
 
 ACKS_EVERY: Final = 2.0
 """Seconds between two checks for members that do not ack."""
@@ -133,6 +131,7 @@ class RunningGroup:
         self._refreshing: asyncio.Task[None] | None = None
         """The last reading of shards that a report has asked for; None before the first."""
         self._told_of_bad = False
+        self._changes = Changes()
         self._reasons: tuple[str, ...] = ()
         """The reasons of the last log lines."""
         self._next_beat = self._next_acks = 0.0
@@ -245,7 +244,7 @@ class RunningGroup:
                 steps = self.state.tick(now).steps
                 for step in steps:
                     self._do(step)
-                self._tell_raised([step.shard for step in steps if step.act is Act.RAISE])
+                self._tell_changes()
                 self._follow_raises(now)
                 self._send()
             until = min(self._next_beat, self._next_acks, self.state.due)
@@ -292,12 +291,15 @@ class RunningGroup:
                 return
             actions.subscribe(member, step.shard, raised, is_probe=step.is_probe)
 
-    def _tell_raised(self, shards: list[str]) -> None:
-        """Log which shards this sidecar has just raised, or how many and the first of them."""
-        if shards:
-            more = f", and {len(shards) - SHOWN} more" if len(shards) > SHOWN else ""
-            where = self.name[1], self.name[0]
-            log.info("group %r, virtual host %r: shards are raised: %s%s", *where, ", ".join(shards[:SHOWN]), more)
+    def _tell_changes(self) -> None:
+        """Log who has joined and left, and which member has got which shards, of all sidecars, in one line."""
+        state = self.state
+        members = {member.id: member.client or member.id for member in state.local.values()}
+        for _, told in state.peers.members.values():
+            if not told.is_leaving:
+                members[told.id] = told.client or told.id
+        if changes := self._changes.told(members, state.claims.holders):
+            log.info("group %r, virtual host %r: %s", self.name[1], self.name[0], changes)
 
     @contextmanager
     def _a_session(self) -> Iterator[None]:

@@ -146,9 +146,14 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
 
 
 def help_of(name: str) -> str:
-    """Return a setting's help, by its written name."""
+    """Return a setting's help with its default, by its written name, for argparse."""
     field = next(f for f in dataclasses.fields(Settings) if f.name.rstrip("_") == name)
-    return str(field.metadata["help"]).replace("%", "%%")
+    value = field.default
+    if isinstance(value, tuple) and not isinstance(value, Address):
+        default = ",".join(map(str, value))
+    else:
+        default = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{field.metadata['help']}{default and f' (default: {default})'}".replace("%", "%%")
 
 
 def describe(settings: Settings) -> str:

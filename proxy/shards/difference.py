@@ -15,7 +15,7 @@ from proxy.shards.nodes import Leaders, lost_nodes, node_warnings
 from proxy.shards.shard import Shard, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, lane_misfit
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
-from proxy.topology.bindings import MODULUS_HASH
+from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
 from ring.destination import Destination, WeightError, parse_weight
 
 AT_DECLARATION = frozenset(
@@ -154,6 +154,12 @@ class _Comparison:
         found = self.state.exchanges.get(wanted.name)
         if found is None:
             self._rings.append(DeclareExchange(wanted.name, wanted.type, wanted.arguments))
+            if self.state.exchange_types is not None and wanted.type not in self.state.exchange_types:
+                self._refuse(
+                    f"type {wanted.type!r}:",
+                    "RabbitMQ does not have it, since its plugin is off; on each node run: "
+                    f"rabbitmq-plugins enable {_PLUGINS[wanted.type]}",
+                )
             return
         subject = f"exchange {wanted.name!r}"
         if found.sharded is not None:
@@ -395,6 +401,7 @@ _NEW_SHARD = (
 )
 _NEW_LANE = "give the shard another lane"
 _DECLARE = "declare that exchange first"
+_PLUGINS = {CONSISTENT_HASH: "rabbitmq_consistent_hash_exchange", MODULUS_HASH: "rabbitmq_sharding"}
 
 
 def _without(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,7 +1,6 @@
 """Write a topology file from what exists, so that a plan of it says that there is nothing to do. Pure."""
 
 import json
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from proxy.shards.document import DocumentError, parse
 from proxy.shards.shard import MAX_SHARDS, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.topology.bindings import CONSISTENT_HASH, RING_TYPES, weight_of
+from proxy.topology.names import natural
 from ring.destination import Destination, WeightError
 
 _EXCHANGE_KEYS = {
@@ -176,15 +176,10 @@ def _numbered(name: str, shards: Mapping[str, _Found]) -> dict[int, _Found]:
     bare = Sharded("", name)
     numbered = {number: shard for queue, shard in shards.items() if (number := bare.number_of(queue)) is not None}
     free = (number for number in range(1, MAX_SHARDS + 1) if number not in numbered)
-    for queue in sorted(shards, key=_natural):
+    for queue in sorted(shards, key=natural):
         if bare.number_of(queue) is None:
             numbered[next(free)] = shards[queue]
     return numbered
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key by which ``a10`` sorts behind ``a9``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split("([0-9]+)", name)]
 
 
 def _check_again(state: State, text: str) -> None:

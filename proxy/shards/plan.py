@@ -15,6 +15,7 @@ from proxy.shards.document import DocumentError, clashes
 from proxy.shards.shard import Sharded
 from proxy.shards.state import State
 from proxy.shards.steps import Step, Unbind
+from proxy.topology.names import natural
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import Changes, changes
@@ -165,10 +166,11 @@ def moves_keys(before: Mapping[Destination, int], after: Mapping[Destination, in
 def _moves(found: Changes, old: Sequence[Destination], new: Sequence[Destination]) -> tuple[Move, ...]:
     """Return the moves between two rings whose sorted destinations are `old` and `new`."""
     pairs, counts = np.unique(found.sources.astype(np.int64) * len(new) + found.targets, return_counts=True)
-    return tuple(
+    moves = [
         Move(old[pair // len(new)], new[pair % len(new)], slots)
         for pair, slots in zip(pairs.tolist(), counts.tolist(), strict=True)
-    )
+    ]
+    return tuple(sorted(moves, key=lambda move: (natural(move.source.name), natural(move.target.name))))
 
 
 def rights(differences: Iterable[Difference], states: Mapping[str, State], *, applied: bool) -> Iterator[str]:

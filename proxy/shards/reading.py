@@ -60,9 +60,9 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
             queues[name] = replace(queues[name], bindings_known=False)
     if "" not in exchanges:
         fault = "no default exchange"
-    version = await _version(api)
+    version, exchange_types = await _overview(api)
     found_bindings = {name: tuple(of) for name, of in bindings.items()}
-    return State(vhost, exchanges, queues, found_bindings, nodes, version), fault
+    return State(vhost, exchanges, queues, found_bindings, nodes, version, exchange_types), fault
 
 
 _EXCHANGES = ("name", "type", "durable", "auto_delete", "internal", "arguments", "policy")
@@ -93,13 +93,17 @@ def _nodes(answer: object, vhost: str) -> tuple[str, ...]:
     raise ManagementError(f"virtual host {vhost!r} does not exist, or the management user may not see it")
 
 
-async def _version(api: Management) -> tuple[int, ...]:
-    answer = await api.page(["overview"], ["rabbitmq_version"])
+async def _overview(api: Management) -> tuple[tuple[int, ...], frozenset[str] | None]:
+    """Return the broker's version, and its types of exchange; None in their place if they are not listed."""
+    answer = await api.page(["overview"], ["rabbitmq_version", "exchange_types"])
     version = answer.get("rabbitmq_version") if isinstance(answer, dict) else None
     found = _VERSION.match(version) if isinstance(version, str) else None
     if found is None:
         raise TopologyError(f"rabbitmq_version: {str(version)[:60]!r} is not a version")
-    return tuple(map(int, found[0].split(".")))
+    types = answer.get("exchange_types") if isinstance(answer, dict) else None
+    listed = isinstance(types, list) and all(isinstance(each, dict) for each in types)
+    names = frozenset(str(each.get("name")) for each in types) if listed and types else None
+    return tuple(map(int, found[0].split("."))), names
 
 
 def _policies(items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

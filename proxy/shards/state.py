@@ -74,6 +74,8 @@ class State:
     """The nodes on which the virtual host runs, sorted."""
     version: tuple[int, ...] = (4,)
     """The broker's version, such as ``(4, 3, 6)``."""
+    exchange_types: frozenset[str] | None = None
+    """The types of exchange that the broker has, those of enabled plugins among them; None if it does not tell."""
 
     def behind(self, destination: Destination) -> Destination:
         """Return the queue behind a lane; any other destination as it is.

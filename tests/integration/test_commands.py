@@ -10,6 +10,7 @@ import pytest
 
 import proxy
 from proxy.cli import main
+from proxy.settings.sources import field_names
 from ring.destination import Destination
 from ring.hashing import slot_of
 from ring.ring import Ring
@@ -75,6 +76,42 @@ def test_a_mistake_in_a_setting_is_one_line(
 
     assert told in line
     assert "s3cret" not in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "the following arguments are required: COMMAND (see ring-proxy --help)"),
+        (["runn"], "argument COMMAND: invalid choice: 'runn' (choose from "),
+        (["explain", "orders"], "explain: the following arguments are required: KEY (see ring-proxy explain --help)"),
+        (
+            ["topology", "plan"],
+            "plan: the following arguments are required: FILE (see ring-proxy topology plan --help)",
+        ),
+        (["run", "--broker-url"], "run: argument --broker-url: expected one argument (see ring-proxy run --help)"),
+        (["config", "--check=s3cret"], "config: argument --check: takes no value (see ring-proxy config --help)"),
+    ],
+)
+def test_a_usage_error_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n")) == ("", 1)
+    assert errors.startswith(f"ring-proxy: {told}")
+
+
+def test_the_help_of_run_begins_with_the_usual_flags_and_has_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = capsys.readouterr().out
+    flags = re.findall(r"^  (--[a-z-]+)", told, flags=re.M)
+    assert flags[:3] == ["--config", "--broker-url", "--management-url"]
+    assert len(flags) == len(set(flags)) == len(field_names()) + 1
+    assert told.splitlines()[0] == "usage: ring-proxy run [-h] [--config FILE] [--SETTING VALUE ...]"
+    words = " ".join(told.split())
+    for default in ("amqp://guest:guest@localhost:5672/", "127.0.0.1:5673", "15.0", "*", "false"):
+        assert f"(default: {default})" in words
 
 
 @pytest.mark.parametrize("listen", ["256.0.0.1:0", pytest.param("192.0.2.1:0", marks=pytest.mark.long)])
@@ -160,6 +197,13 @@ def test_explain(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     assert told["runner-up"] == f"queue {runner_up.name}"
     assert told["ring"].startswith(sidecar.ring(vhost.name, "orders é")["ring"])
     assert "ring of 2 destinations (first use)" in told["change"]
+
+
+def test_explain_lists_queues_by_their_numbers(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    queues = [f"orders.{number}" for number in range(1, 12)]
+    vhost.ring("orders", queues)
+    said = run("explain", "orders", "k", "--vhost", vhost.name, "--sidecar", sidecar.admin_url).stdout
+    assert re.findall(r"^destination  queue (\S+),", said, flags=re.M) == queues
 
 
 def test_explain_a_key_that_is_not_text(sidecar: Sidecar, vhost: VirtualHost) -> None:

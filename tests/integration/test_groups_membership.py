@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -85,6 +86,46 @@ def in_order(nodes: list[Node], got: list[dict[str, list[tuple[int, bool]]]]) ->
         for one in got:
             first = [number for number, redelivered in one.get(shard, ()) if not redelivered]
             assert first == sorted(first), (shard, first)
+
+
+async def test_joins_leaves_and_moves_are_told_and_shards_stand_by_their_numbers(
+    broker: Broker, vhost: VirtualHost, start_sidecar: StartSidecar
+) -> None:
+    vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
+    vhost.exchange("orders")
+    shards = [f"orders.{number}" for number in range(1, 12)]
+    for shard in shards:
+        # Without messages, shards are claimed only once RabbitMQ would have given up a consumer whose node is lost.
+        own = {"x_single_active_consumer": True, "x_consumer_disconnected_timeout": 1000}
+        vhost.queue(shard, x_queue_type="quorum", **own)
+        vhost.bind("orders", shard)
+    sidecar = start_sidecar(groups="orders")
+
+    async def consume(name: str) -> AbstractConnection:
+        connection = await aio_pika.connect(
+            address(broker, vhost.name, sidecar.amqp_port), client_properties={"connection_name": name}
+        )
+        channel = await connection.channel()
+        await channel.set_qos(1)
+        await (await channel.get_queue("orders", ensure=False)).consume(AbstractIncomingMessage.ack)
+        return connection
+
+    def told(text: str) -> bool:
+        return bool(re.search(rf"group 'orders', virtual host {vhost.name!r}: .*{text}", sidecar.log()))
+
+    first = await consume("billing-a")
+    await until(
+        "one joins",
+        lambda: told(r"joined: \S+ billing-a") and told(f"billing-a has {', '.join(shards[:10])}, and 1 more"),
+    )
+    shown = show(sidecar.admin_url, vhost.name, "orders", as_json=False)
+    assert re.findall(r"^shard +(\S+),", shown, flags=re.M) == shards
+    assert f"has 11 shards, and should have 11: {', '.join(shards)}\n" in shown
+    second = await consume("billing-b")
+    await until("another joins", lambda: told(r"joined: \S+ billing-b") and told(r"billing-b has orders\.\d+"))
+    await second.close()
+    await until("it leaves", lambda: told(r"left: \S+ billing-b"))
+    await first.close()
 
 
 async def test_members_of_several_sidecars_share_the_shards_and_a_crash_moves_only_the_lost_ones(

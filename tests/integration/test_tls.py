@@ -6,6 +6,7 @@ import shutil
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -254,4 +255,8 @@ def test_a_port_of_another_kind_or_without_tls_is_told_with_what_to_do(
     common = {"broker_url": str(amqp), "management_url": str(api), "lookup_timeout": "1", "management_timeout": "2"}
     running = [(start_sidecar(**common | changes), told) for changes, told in cases]
     for sidecar, told in running:
-        wait_until(f"the log says {told}", lambda sidecar=sidecar, told=told: told in sidecar.log())
+        wait_until(f"the log says {told}", partial(says, sidecar, told))
+
+
+def says(sidecar: Sidecar, told: str) -> bool:
+    return told in sidecar.log()

@@ -1,12 +1,18 @@
 """The commands of the guides on shards, as their readers run them."""
 
+import json
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from proxy.cli import main
 from testbed.broker import Broker
@@ -19,12 +25,14 @@ pytestmark = pytest.mark.versions
 
 SHARDS = Document("docs/how-to/shards.md")
 FILES = Document("docs/how-to/shards.md", "toml")
+PROGRAMS = Document("docs/how-to/shards.md", "python")
 SHARDING = Document("docs/how-to/migrate-from-sharding.md")
 
 
 def test_every_command_is_tried_here() -> None:
     assert tried(SHARDS, "SHARDS", __file__)
     assert tried(FILES, "FILES", __file__)
+    assert tried(PROGRAMS, "PROGRAMS", __file__)
     assert tried(SHARDING, "SHARDING", __file__)
 
 
@@ -144,6 +152,82 @@ def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path)
     reader(SHARDS["Make the shards"][1])
 
     assert sorted(shop.queues()) == ["orders.1", "orders.2"]
+
+
+def test_what_consumers_reject_is_kept(
+    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    reader = Reader(broker, tmp_path)
+    (file,) = FILES["Keep the messages that fail"]
+    reader.file.write_text(file)
+    reader(SHARDS["Make the shards"][1])
+    (policy,) = SHARDS["Keep the messages that fail"]
+    name, pattern, definition, _, apply_to = shlex.split(policy)[4:]
+    body = {"pattern": pattern, "definition": json.loads(definition), "apply-to": apply_to}
+    shop.api.ask("PUT", "policies", shop.name, name, body=body)
+    sidecar = start_sidecar()
+    queue = sidecar.publish("orders", "customer-4711", b"rejected", vhost=shop.name).receipt()["destination"]["name"]
+    with pika.BlockingConnection(pika.URLParameters(in_shop(broker))) as connection:
+        channel = connection.channel()
+        rejected = consumed(channel, queue)
+        channel.basic_reject(rejected.delivery_tag, requeue=False)
+        channel.cancel()
+        dead = consumed(channel, "orders.dead.1")
+        assert (dead.body, dead.key) == (b"rejected", "customer-4711")
+        assert (dead.death["queue"], dead.death["reason"]) == (queue, "rejected")
+        channel.basic_ack(dead.delivery_tag)
+        channel.cancel()
+
+
+class Consumed(NamedTuple):
+    delivery_tag: int
+    key: str
+    body: bytes
+    death: Mapping[str, Any]
+    """The newest record of the header x-death; empty if the message has none."""
+
+
+def consumed(channel: BlockingChannel, queue: str) -> Consumed:
+    """Consume one message. (basic.get is refused where there is a single active consumer.)"""
+    method, properties, body = next(channel.consume(queue, inactivity_timeout=DEADLINE_SECONDS))
+    assert method is not None
+    assert properties is not None
+    headers: Mapping[str, Any] = properties.headers or {}
+    (death, *_) = headers.get("x-death", [{}])
+    return Consumed(int(method.delivery_tag or 0), str(method.routing_key), bytes(body or b""), death)
+
+
+def test_basic_get_works_on_shards_without_a_single_active_consumer(
+    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    reader = Reader(broker, tmp_path)
+    (file,) = FILES["Fetch messages with basic.get"]
+    (program,) = PROGRAMS["Fetch messages with basic.get"]
+    here = tmp_path / "fetch.py"
+    here.write_text(program.replace("amqp://READER:PASSWORD@localhost:5672/shop", in_shop(broker)))
+    sidecar = start_sidecar()
+
+    def fetched(of: str) -> subprocess.CompletedProcess[str]:
+        reader.file.write_text(of)
+        reader(SHARDS["Make the shards"][1])
+        assert sidecar.publish("orders", "customer-4711", b"first", vhost=shop.name).status == 200
+        return subprocess.run([sys.executable, here], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+
+    assert fetched(file).stdout == "customer-4711 b'first'\n"
+    # With the default arguments RabbitMQ refuses it, as the guide says.
+    for queue in shop.queues():
+        shop.delete_queue(queue)
+    (least,) = FILES["Make the shards"]
+    told = fetched(least)
+    assert told.returncode == 1
+    assert "405" in told.stderr
+    assert "RESOURCE_LOCKED" in told.stderr
+
+
+def in_shop(broker: Broker) -> str:
+    """Return the URL of the guide's virtual host, as the guide's user."""
+    parts = urlsplit(broker.amqp_url)
+    return f"amqp://topology:PASSWORD@{parts.hostname}:{parts.port}/shop"
 
 
 @pytest.fixture

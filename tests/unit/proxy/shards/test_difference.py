@@ -606,3 +606,16 @@ def test_a_weight_of_x_modulus_hash_is_a_number_of_bindings() -> None:
     assert less.steps == (Unbind("orders", lane, "3", "3"),)
     assert more.steps == (Bind("orders", lane, "4"),)
     assert [each.after[Destination("queue", "orders.1")] for each in (less, more)] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "plugin"),
+    [("x-consistent-hash", "rabbitmq_consistent_hash_exchange"), ("x-modulus-hash", "rabbitmq_sharding")],
+)
+def test_a_plugin_that_is_off_is_told_with_the_command_that_enables_it(kind: str, plugin: str) -> None:
+    without = replace(EMPTY, exchange_types=frozenset({"direct", "fanout"}))
+    (line,) = differ(without, type=kind, shards=1).refusals
+    assert f"type {kind!r}: RabbitMQ does not have it, since its plugin is off; " in line
+    assert line.endswith(f"rabbitmq-plugins enable {plugin}")
+    for known in (frozenset({kind}), None):
+        assert differ(replace(EMPTY, exchange_types=known), type=kind, shards=1).refusals == ()
