@@ -24,6 +24,7 @@ from testbed.demo.oracle import History, Sent, Verdict, chi_squared, judge, move
 from testbed.demo.publisher import key_of
 from testbed.demo.race import TURNS, Lane, Race, race
 from testbed.demo.rings import Rings
+from testbed.demo.screen import Advance, bar, say
 from testbed.demo.topology import PASSWORD, WRITER, Topology, may_write_directly
 from testbed.demo.world import World, new_world
 from testbed.sidecar import Sidecar, running_sidecar
@@ -35,6 +36,8 @@ SAMPLE = 4_000
 KEYS = [key_of(number) for number in range(SAMPLE)]
 WEIGHTS = {"orders.1": 1, "orders.2": 1, "orders.3": 2, "orders.4": 2}
 FIFTH, FIRST = ("orders.5", 1), ("orders.1", 1)
+BEFORE = 500
+"""Messages by HTTP before each change."""
 EXCHANGE, NATIVE = "orders", "orders-native"
 
 SYNC_INTERVAL, SETTLE_TIME = 1.0, 0.5
@@ -94,7 +97,8 @@ async def acts(broker: Broker, vhost: str, world: World, topology: Topology) -> 
         raced = await pika_act(broker, vhost, world, sidecar)
         history, load = History(WEIGHTS, GRACE), Load(sidecar.http_url, vhost, EXCHANGE, KEYS)
         say("By HTTP now, each message answered once the broker has confirmed it.")
-        await load.run(lambda: len(load.sent) >= SAMPLE, progress)
+        with bar("messages", SAMPLE) as advance:
+            await load.run(lambda: enough(len(load.sent), advance))
         ours = [latest(load.sent)]
         say("A fifth shard from the file, then the first one retired, while publishing goes on:")
         change = Change(topology, sidecar, history, Rings(sidecar, vhost, EXCHANGE))
@@ -129,7 +133,7 @@ def as_writer(broker: Broker, vhost: str) -> URL:
 
 
 async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -> Verdict:
-    """Run the same pika program through the sidecar and to the exchange itself; print rates, spread and flaws."""
+    """Run the same pika program through the sidecar and to the exchange itself; print the spread and the flaws."""
     say(f"An ordinary pika program publishes {MESSAGES:,} messages with confirms, through the sidecar's AMQP port and,")
     say(f"turn about, to the exchange itself, {MESSAGES // TURNS:,} a turn:")
     direct = URL(broker.amqp_url).with_path("/") / quote(vhost, safe="")
@@ -137,7 +141,8 @@ async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -
     proxied = as_writer(broker, vhost).with_scheme("amqp").with_host(host).with_port(int(port))
     through = Lane(str(proxied), EXCHANGE, {queue: queue for queue in WEIGHTS})
     native = Lane(str(direct), NATIVE, {queue: native_name(queue) for queue in WEIGHTS})
-    result = await race(world, through, native, MESSAGES, say)
+    with bar("messages", 2 * MESSAGES) as advance:
+        result = await race(world, through, native, MESSAGES, advance)
     verdict = judge(through.sent(), result.through, History(WEIGHTS, GRACE).eras())
     verdict.faults[:0] = through.problems + native.problems
     if result.native.total() != len(native.confirmed):
@@ -181,17 +186,18 @@ class Change:
 async def change_under_load(load: Load, change: Change) -> list[Keys]:
     """Add the fifth shard and retire the first; where keys go after each, of a sample that is sent again."""
     stop = asyncio.Event()
-    publishing = asyncio.create_task(load.run(stop.is_set, progress))
-    placed = []
+    publishing = asyncio.create_task(load.run(stop.is_set))
+    placed: list[Keys] = []
     try:
-        for step in (change.grow, change.retire):
-            await more(load, publishing, 500)
+        for what, step in (("the fifth comes", change.grow), ("the first leaves", change.retire)):
+            await more(load, publishing, BEFORE)
             begun = time.monotonic()
             weights = await step()
             change.history.changed(weights, begun, time.monotonic())
             await change.rings.until(weights)
             mark = time.monotonic()
-            await more(load, publishing, SAMPLE + IN_FLIGHT)
+            with bar(f"{what}, messages", SAMPLE + IN_FLIGHT) as advance:
+                await more(load, publishing, SAMPLE + IN_FLIGHT, advance)
             placed.append(latest([message for message in load.sent if message.sent > mark]))
     finally:
         stop.set()
@@ -213,27 +219,36 @@ def told_and_moved(planned: float, ours: list[Keys]) -> list[str]:
     return faults if planned == new.moved_from(old) else [*faults, "the plan told another share than the rings have"]
 
 
-async def more(load: Load, publishing: "asyncio.Task[None]", count: int) -> None:
+def enough(done: int, advance: Advance) -> bool:
+    """Tell how many messages of the sample are confirmed, and return whether all are."""
+    advance(done)
+    return done >= SAMPLE
+
+
+async def more(load: Load, publishing: "asyncio.Task[None]", count: int, advance: Advance = lambda done: None) -> None:
     """Return once so many more messages are confirmed, or publishing ended early for a problem."""
-    goal = len(load.sent) + count
-    while len(load.sent) < goal and not publishing.done():  # noqa: ASYNC110 - nothing tells of each message
+    begun = len(load.sent)
+    while (done := len(load.sent) - begun) < count and not publishing.done():
+        advance(done)
         await asyncio.sleep(0.02)
+    advance(len(load.sent) - begun)
 
 
 async def native_changes(world: World) -> list[Keys]:
     """Where keys go on x-consistent-hash itself: before, after the fifth queue came, after the first left."""
     names = {queue: native_name(queue) for queue in (*WEIGHTS, FIFTH[0])}
     placed = []
-    for step in range(3):
-        if step == 1:
-            await world.bind(NATIVE, names[FIFTH[0]], FIFTH[1])
-        if step == 2:
-            await world.unbind(NATIVE, names[FIRST[0]], FIRST[1])
-        await world.publish_natively(NATIVE, KEYS)
-        queues = [names[queue] for queue in (WEIGHTS if step == 0 else names)]
-        found = await world.drain(queues, SAMPLE, bytes.decode)
-        placed.append({body.decode(): queue for queue, bodies in found.items() for body in bodies})
-        progress((step + 1) * SAMPLE)
+    with bar("messages", 3 * SAMPLE) as advance:
+        for step in range(3):
+            if step == 1:
+                await world.bind(NATIVE, names[FIFTH[0]], FIFTH[1])
+            if step == 2:
+                await world.unbind(NATIVE, names[FIRST[0]], FIRST[1])
+            await world.publish_natively(NATIVE, KEYS)
+            queues = [names[queue] for queue in (WEIGHTS if step == 0 else names)]
+            found = await world.drain(queues, SAMPLE, bytes.decode)
+            placed.append({body.decode(): queue for queue, bodies in found.items() for body in bodies})
+            advance((step + 1) * SAMPLE)
     return placed
 
 
@@ -243,7 +258,7 @@ def latest(messages: Sequence[Sent]) -> Keys:
 
 
 def print_race(through: Lane, native: Lane, result: Race) -> bool:
-    """Print the table of rates and spreads; return whether ringproxy's is even. Keys and queues are always the same."""
+    """Print the table of spreads; return whether ringproxy's is even. Keys and queues are always the same."""
     ours, total = {queue: len(numbers) for queue, numbers in result.through.items()}, sum(WEIGHTS.values())
     print(f"\n  {'queue':<22} {'weight':>6} {'expected':>9} {'ringproxy':>10} {'x-consistent-hash':>18}")
     for queue, weight in WEIGHTS.items():
@@ -252,9 +267,7 @@ def print_race(through: Lane, native: Lane, result: Race) -> bool:
     chi = [chi_squared(counts, WEIGHTS) for counts in (ours, result.native)]
     print(f"  {'chi-squared, 1% bound':<29} {ONE_PERCENT:>9} {chi[0]:>10.2f} {chi[1]:>18.2f}")
     print(f"  {'confirmed':<39} {len(through.confirmed):>10,} {len(native.confirmed):>18,}")
-    print(f"  {'messages/s, median':<39} {through.rate:>10,.0f} {native.rate:>18,.0f}")
-    if native.rate:
-        print(f"  ringproxy has {through.rate / native.rate:.0%} of the rate of the exchange itself\n")
+    print()
     return chi[0] <= ONE_PERCENT
 
 
@@ -300,19 +313,6 @@ def conclude_group(verdict: GroupVerdict) -> int:
         return 1
     print(f"Each message reached a consumer, and each key came in order; {verdict.again} came again, marked as such.")
     return 0
-
-
-def say(text: str) -> None:
-    """Print one line on what happens now."""
-    print(text, flush=True)
-
-
-def progress(count: int) -> None:
-    """How far it is, on one line of a terminal, now and then elsewhere."""
-    if sys.stdout.isatty():
-        print(f"\r  {count:,}", end="\r", flush=True)
-    elif count % 4_000 == 0:
-        say(f"  {count:,}")
 
 
 def _interrupt(*_: object) -> None:

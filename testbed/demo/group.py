@@ -16,6 +16,7 @@ from ring.destination import Destination
 from ring.ring import Ring
 from testbed.broker import Broker
 from testbed.demo.group_oracle import Received, Verdict, is_balanced, judge_order, owners
+from testbed.demo.screen import rows
 from testbed.demo.topology import Topology
 from testbed.demo.world import new_world
 from testbed.sidecar import running_sidecar
@@ -153,30 +154,41 @@ async def group_of(broker: Broker, vhost: str, folder: Path) -> AsyncIterator[Gr
 async def changes(group: Group, exact: bool, tell: Callable[[str], None]) -> list[str]:
     """Start three consumers, kill one and start a fourth; tell who has which shards after each, return what failed."""
     begun = time.monotonic()
-    faults = []
-    names = "".join(f"{name:<12}" for name in (*FIRST, LATE))
-    tell(f"\n  {'':<26} {names}{'balanced' if exact else 'each with a consumer'}")
+    faults: list[str] = []
+    tell("")
 
     async def step(what: str, members: Sequence[str], changed: float, *, shared: bool) -> None:
-        took = await group.until(lambda: is_settled(group.had(changed), members, shared=shared))
-        await asyncio.sleep(STEP_SECONDS)
-        had = group.had(changed)
-        row = "".join(f"{shards_of(had, name) if name in members else '-':<12}" for name in (*FIRST, LATE))
+        def row(within: str) -> list[str]:
+            had = group.had(changed)
+            each = (shards_of(had, name) if name in members else "-" for name in (*FIRST, LATE))
+            return [f"{changed - begun:4.1f} s  {what}", *each, within]
+
+        def holds() -> bool:
+            table.now(row("not yet"))
+            return is_settled(group.had(changed), members, shared=shared)
+
+        took = await group.until(holds)
         within = "NEVER" if took is None else f"after {took:.1f} s"
-        tell(f"  {changed - begun:4.1f} s  {what:<17} {row}{within}")
+        until = time.monotonic() + STEP_SECONDS
+        while time.monotonic() < until:
+            table.now(row(within))
+            await asyncio.sleep(0.1)
+        had = group.had(changed)
+        table.done(row(within))
         if took is None or not is_settled(had, members, shared=shared):
             faults.append(
                 f"{what}: the shards did not come to {', '.join(members)} as they should within {DEADLINE:g} s"
             )
 
-    for name in FIRST:
-        await group.start(name)
-    await step("A, B, C consume", FIRST, time.monotonic(), shared=exact)
-    group.kill(KILLED)
-    left = [name for name in FIRST if name != KILLED]
-    await step(f"{KILLED} is killed", left, time.monotonic(), shared=exact)
-    await group.start(LATE)
-    await step(f"{LATE} joins", [*left, LATE], time.monotonic(), shared=exact)
+    with rows(["", *FIRST, LATE, "balanced" if exact else "each with a consumer"]) as table:
+        for name in FIRST:
+            await group.start(name)
+        await step("A, B, C consume", FIRST, time.monotonic(), shared=exact)
+        group.kill(KILLED)
+        left = [name for name in FIRST if name != KILLED]
+        await step(f"{KILLED} is killed", left, time.monotonic(), shared=exact)
+        await group.start(LATE)
+        await step(f"{LATE} joins", [*left, LATE], time.monotonic(), shared=exact)
     if not exact:
         tell("  (This RabbitMQ is older than 4.0: a shard stays where it is until its consumer ends.)")
     return faults

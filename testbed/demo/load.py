@@ -23,15 +23,13 @@ class Load:
         self.problems: list[str] = []
         """The answers other than 200, of which the demo expects none."""
 
-    async def run(self, enough: Callable[[], bool], progress: Callable[[int], None]) -> None:
-        """Publish until `enough`; tells `progress` the number confirmed now and then."""
+    async def run(self, enough: Callable[[], bool]) -> None:
+        """Publish until `enough`."""
         connector = aiohttp.TCPConnector(limit=IN_FLIGHT)
         async with aiohttp.ClientSession(connector=connector) as session:
-            await asyncio.gather(*(self._publisher(session, enough, progress) for _ in range(IN_FLIGHT)))
+            await asyncio.gather(*(self._publisher(session, enough) for _ in range(IN_FLIGHT)))
 
-    async def _publisher(
-        self, session: aiohttp.ClientSession, enough: Callable[[], bool], progress: Callable[[int], None]
-    ) -> None:
+    async def _publisher(self, session: aiohttp.ClientSession, enough: Callable[[], bool]) -> None:
         while not enough() and not self.problems:
             number, self._next = self._next, self._next + 1
             key = self._keys[number % len(self._keys)]
@@ -44,5 +42,3 @@ class Load:
                 self.problems.append(f"message {number}, key {key}: {receipt}")
                 return
             self.sent.append(Sent(number, key, begun, time.monotonic(), receipt["destination"]["name"]))
-            if len(self.sent) % 1000 == 0:
-                progress(len(self.sent))
