@@ -104,7 +104,7 @@ def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
                 raise ConfigError(f"{variable}: {text!r} is not 0 or 1")
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if name == "config":
+        if name in ("config", "compile"):  # the latter is for the install, and may be exported still
             continue
         if name not in field_names() or variable != variable.upper():
             known = [ENVIRONMENT_PREFIX + name.upper() for name in field_names()]

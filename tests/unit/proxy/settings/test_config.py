@@ -562,3 +562,7 @@ def test_describe_of_secret_files_is_toml(tmp_path: Path) -> None:
 def test_addresses_print_as_they_are_written() -> None:
     assert str(Address("::1", 80)) == "[::1]:80"
     assert str(Address("h", 0)) == "h:0"
+
+
+def test_the_variable_of_the_install_is_no_setting() -> None:
+    assert load_settings(None, {"RINGPROXY_COMPILE": "1"}, {}) == load_settings(None, {}, {})
