@@ -7,7 +7,6 @@ which of several sidecars behind one address has answered.
 """
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,8 +17,9 @@ from yarl import URL
 
 from proxy.process.identity import ID_HEADER, JOB, SIDECAR_ID
 from proxy.settings.config import Settings
-from proxy.topology.bindings import TopologyError
-from proxy.topology.management import Management, ManagementError, limited
+from proxy.topology.answers import MAX_VALUES, TopologyError, decoded_whole
+from proxy.topology.http_client import limited, session
+from proxy.topology.management import Management, ManagementError
 
 _UNKNOWN_EXCHANGE = "urn:ringproxy:problem:unknown-exchange"
 """The problem type of a sidecar's 404 for an exchange that does not exist to it; a wrong URL has another 404."""
@@ -29,6 +29,9 @@ SEES_ALL = frozenset({"monitoring", "administrator"})
 
 _TIMEOUT = 5.0
 """Seconds that a sidecar has to answer."""
+
+_CONNECTIONS = 100
+"""The most sidecars that are asked at the same time."""
 
 MAX_ANSWER = 16 * 1024 * 1024
 """The most bytes of one answer. That of a ring with 10,000 lanes, each name of 255 letters, has some 6 MB."""
@@ -112,18 +115,17 @@ def admin_url(host: str) -> str:
 
 async def ask(urls: Sequence[str], vhost: str, exchange: str) -> list[Answer]:
     """Ask sidecars for their ring of an exchange, all at the same time."""
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
-    async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
-        return list(await asyncio.gather(*(_ask(session, url, vhost, exchange) for url in urls)))
+    async with session(_TIMEOUT, _CONNECTIONS) as client:
+        return list(await asyncio.gather(*(_ask(client, url, vhost, exchange) for url in urls)))
 
 
-async def _ask(session: aiohttp.ClientSession, sidecar: str, vhost: str, exchange: str) -> Answer:
+async def _ask(client: aiohttp.ClientSession, sidecar: str, vhost: str, exchange: str) -> Answer:
     path = f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}"
     try:
-        async with session.get(URL(sidecar.rstrip("/") + path, encoded=True), allow_redirects=False) as response:
+        async with client.get(URL(sidecar.rstrip("/") + path, encoded=True), allow_redirects=False) as response:
             if response.status not in (200, 404):
                 return Answer(sidecar, None, f"answers {response.status}")
-            told = json.loads(await limited(response, MAX_ANSWER))
+            told = decoded_whole(await limited(response, MAX_ANSWER), MAX_VALUES)
             process = response.headers.get(ID_HEADER, "")
             if response.status == 404 and isinstance(told, Mapping) and told.get("type") == _UNKNOWN_EXCHANGE:
                 # It has looked for the exchange: its user does not see the virtual host, or it is of another cluster.

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
-from proxy.topology.bindings import TopologyError, as_object, kind_field, text_field
+from proxy.topology.answers import TopologyError
 from proxy.topology.management import Management, ManagementError
-from ring.destination import Destination
+from ring.destination import Destination, Kind
 
 _VERSION = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})*")
 """The numbers at the beginning of a version such as ``4.3.0-rc.1``."""
@@ -38,20 +38,19 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
     nodes = _nodes(await api.page(["vhosts"], ["name", "cluster_state"]), vhost)
     policies = _policies(await _listed(api, "policies", vhost, ["name", "definition"]))
     exchanges = {
-        text_field(item, "name"): _exchange(item, policies)
-        for item in await _listed(api, "exchanges", vhost, _EXCHANGES)
+        _text(item, "name"): _exchange(item, policies) for item in await _listed(api, "exchanges", vhost, _EXCHANGES)
     }
-    queues = {text_field(item, "name"): _queue(item) for item in await _listed(api, "queues", vhost, _QUEUES)}
+    queues = {_text(item, "name"): _queue(item) for item in await _listed(api, "queues", vhost, _QUEUES)}
     bindings: dict[str, list[FoundBinding]] = {}
     for item in await _listed(api, "bindings", vhost, _BINDINGS):
-        destination = Destination(kind_field(item), text_field(item, "destination"))
-        found = FoundBinding(destination, text_field(item, "routing_key"), text_field(item, "properties_key"))
-        bindings.setdefault(text_field(item, "source"), []).append(found)
+        destination = Destination(_kind(item), _text(item, "destination"))
+        found = FoundBinding(destination, _text(item, "routing_key"), _text(item, "properties_key"))
+        bindings.setdefault(_text(item, "source"), []).append(found)
     by_default = {binding.destination.name for binding in bindings.pop("", ())}
     fault = ""
     if missing := queues.keys() - by_default:
         # Some may have ended since they were listed, such as queues for replies.
-        there = {text_field(item, "name") for item in await _listed(api, "queues", vhost, ["name"])}
+        there = {_text(item, "name") for item in await _listed(api, "queues", vhost, ["name"])}
         for name in missing - there:
             del queues[name]
         unlisted = sorted(name for name in missing & there if not queues[name].down)
@@ -107,7 +106,7 @@ async def _overview(api: Management) -> tuple[tuple[int, ...], frozenset[str] | 
 
 
 def _policies(items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {text_field(item, "name"): _table(item, "definition") for item in items}
+    return {_text(item, "name"): _table(item, "definition") for item in items}
 
 
 def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]) -> FoundExchange:
@@ -118,7 +117,7 @@ def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]
         per_node, key = definition["shards-per-node"], definition.get("routing-key", "")
         sharded = f"policy {policy!r} of the sharding plugin (shards-per-node {per_node!r}, routing-key {key!r})"
     return FoundExchange(
-        text_field(item, "type"),
+        _text(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False,
         item.get("auto_delete") is True,
@@ -131,7 +130,7 @@ def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]
 def _queue(item: Mapping[str, Any]) -> FoundQueue:
     node = item.get("leader") or item.get("node")
     return FoundQueue(
-        text_field(item, "type"),
+        _text(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False and item.get("exclusive") is False,
         _table(item, "effective_policy_definition"),
@@ -157,4 +156,25 @@ def _count(item: Mapping[str, Any], name: str) -> int | None:
 
 def _table(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a field that is an object; RabbitMQ's JSON has an empty list for an empty one, and may leave it out."""
-    return as_object(item.get(name) or {}, name)
+    value = item.get(name) or {}
+    if not isinstance(value, dict):
+        raise TopologyError(f"{name}: {str(value)[:60]!r} is not an object")
+    return value
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    """Return a field that must be a text."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise TopologyError(f"{name}: {str(value)[:60]!r} is not a string")
+    return value
+
+
+def _kind(item: Mapping[str, Any]) -> Kind:
+    """Return the kind of a binding's destination."""
+    value = item.get("destination_type")
+    if value == "queue":
+        return "queue"
+    if value == "exchange":
+        return "exchange"
+    raise TopologyError(f"destination_type: {str(value)[:60]!r} is not 'queue' or 'exchange'")

@@ -11,7 +11,7 @@ from proxy.shards.fleet import FleetError, disagreement, reachable
 from proxy.shards.plan import moves_keys
 from proxy.shards.state import FoundBinding, State
 from proxy.shards.steps import DeleteExchange, DeleteQueue, Removal, Unbind
-from proxy.topology.bindings import RING_TYPES, Exchange, TopologyError, parse_exchange
+from proxy.topology.bindings import RING_TYPES, TopologyError
 from proxy.topology.management import ManagementError
 from ring.destination import Destination
 from ring.hashing import SLOTS
@@ -270,17 +270,13 @@ async def _behind(broker: Broker, what: Retirement, lock: Lock, lanes: Sequence[
         await lock.check()
         state = (await broker.states([what.vhost]))[what.vhost]
         _stop_if_bound_again(state, what, _taken(what, lanes), lanes)
-        exchange = _as_read(await broker.api.page(["exchanges", what.vhost, what.exchange], ["type", "arguments"]))
+        exchange = await broker.api.exchange(what.vhost, what.exchange)
+        if exchange is None:
+            raise ManagementError("the exchange is gone")
         wanted = fingerprint(state.weights(what.exchange), exchange.type, str(exchange.hashed))
         if behind := await disagreement(broker.api, what.sidecars, what.vhost, what.exchange, wanted):
             return behind
     return ""
-
-
-def _as_read(answer: object) -> Exchange:
-    if answer is None:
-        raise ManagementError("the exchange is gone")
-    return parse_exchange(answer)
 
 
 async def _left(broker: Broker, what: Retirement, lock: Lock, taken: Collection[Destination]) -> str:

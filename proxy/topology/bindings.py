@@ -1,14 +1,24 @@
-"""Turn the management API's JSON into exchanges, bindings and weights; say what was ignored and why. Pure: no I/O."""
+"""Turn the management API's answers into exchanges, bindings and weights; say what was ignored and why. Pure: no I/O.
+
+Each `parse_` function takes the bytes of an answer and raises TopologyError if the answer has another form. If it is no
+JSON at all, or more than `proxy/topology/answers.py` takes, the function raises ValueError or RecursionError.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ring.destination import MAX_WEIGHT, Destination, Kind, WeightError, parse_weight
+from msgspec import UNSET
+
+from proxy.topology import answers
+from proxy.topology.answers import Body, ExchangeArguments, ExchangePage, decoded
+from proxy.topology.answers import TopologyError as TopologyError
+from ring.destination import MAX_WEIGHT, Destination, WeightError, parse_weight
 from ring.hashed import HASHED_PROPERTIES, HashedValue
+from ring.ring import MAX_DESTINATIONS
 
 CONSISTENT_HASH = "x-consistent-hash"
 MODULUS_HASH = "x-modulus-hash"
@@ -19,9 +29,8 @@ GROUP_SUFFIX = ".group"
 """The end of the name of the exchange by which sidecars balance a consumer group: the group of `orders` has
 `orders.group`. Only sidecars publish to it, since a message there is taken for one of theirs."""
 
-
-class TopologyError(ValueError):
-    """An answer of the management API has the wrong form; the message names the field and its value."""
+MAX_BINDINGS = MAX_DESTINATIONS
+"""The most bindings of an exchange that ringproxy takes: no ring has more destinations."""
 
 
 @dataclass(frozen=True)
@@ -116,47 +125,57 @@ class Bindings:
     """By queue of `weights`, the lane that publishes to the queue go through; without the queues that have none."""
 
 
-def parse_exchange(answer: object) -> Exchange:
-    """Return the exchange in an answer to `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
-    table = as_object(answer, "exchange")
-    kind = text_field(table, "type")
-    hashed = HashedValue()
+def parse_exchange(body: Body) -> Exchange:
+    """Return the exchange in an answer to `GET /api/exchanges/{vhost}/{name}`."""
+    return _exchange(decoded(answers.EXCHANGE, body, "exchange"))
+
+
+def find_exchange(body: Body, name: str) -> Exchange | None:
+    """Return an exchange from an answer to `GET /api/exchanges/{vhost}`; None if it is not among them."""
+    items = decoded(answers.EXCHANGES, body, "exchanges")
+    return next((_exchange(item) for item in items if item.name == name), None)
+
+
+def _exchange(page: ExchangePage) -> Exchange:
+    arguments = page.arguments
     # x-modulus-hash hashes the routing key whatever its arguments say.
-    if kind == CONSISTENT_HASH:
-        hashed = _hashed(as_object(table.get("arguments", {}), "arguments"))
-    policy = table.get("policy")
+    hashes = page.type == CONSISTENT_HASH
+    if not isinstance(arguments, ExchangeArguments):
+        if arguments if not hashes else arguments is not UNSET:
+            raise TopologyError(f"arguments: {_brief(arguments)} is not an object")
+        arguments = ExchangeArguments()
     return Exchange(
-        kind,
-        _flag(table, "internal"),
-        hashed,
-        _publish_in(table.get("message_stats")),
-        auto_delete=_flag(table, "auto_delete"),
-        has_alternate="alternate-exchange" in as_object(table.get("arguments") or {}, "arguments"),
-        policy=policy if isinstance(policy, str) else "",
+        page.type,
+        page.internal,
+        _hashed(arguments) if hashes else HashedValue(),
+        _publish_in(page.message_stats),
+        auto_delete=page.auto_delete,
+        has_alternate=arguments.alternate_exchange is not UNSET,
+        policy=page.policy if isinstance(page.policy, str) else "",
     )
 
 
-def find_exchange(answer: object, name: str) -> Exchange | None:
-    """Return an exchange from an answer to `GET /api/exchanges/{vhost}`; None if absent. Raises TopologyError."""
-    if not isinstance(answer, list):
-        raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
-    return next((parse_exchange(item) for item in answer if as_object(item, "exchange").get("name") == name), None)
-
-
-def parse_bindings(answer: object, *, with_arguments: bool = False) -> tuple[Binding, ...]:
+def parse_bindings(body: Body) -> tuple[Binding, ...]:
     """Return the bindings in an answer to `GET /api/exchanges/{vhost}/{name}/bindings/source`, without their arguments.
 
-    If `with_arguments`, only those that have arguments are returned.
-    Raises TopologyError if any item of the answer has the wrong form, so that half an answer is never used.
+    One item of the wrong form makes the whole answer malformed, so that half an answer is never used.
     """
-    if not isinstance(answer, list):
-        raise TopologyError(f"bindings: {_brief(answer)} is not a list")
-    tables = [as_object(item, "binding") for item in answer]
-    return tuple(
-        Binding(Destination(kind_field(table), text_field(table, "destination")), text_field(table, "routing_key"))
-        for table in tables
-        if table.get("arguments") or not with_arguments
-    )
+    items = decoded(answers.BINDINGS, body, "bindings")
+    return _bindings(items)
+
+
+def parse_bindings_with_arguments(body: Body) -> tuple[Binding, ...]:
+    """Return those of the bindings in such an answer that have arguments."""
+    items = decoded(answers.BINDINGS_WITH_ARGUMENTS, body, "bindings")
+    return _bindings([item for item in items if item.arguments])
+
+
+def _bindings(items: Sequence[answers.BindingItem]) -> tuple[Binding, ...]:
+    if len(items) > MAX_BINDINGS:
+        raise TopologyError(
+            f"bindings: the exchange has {len(items)}, and ringproxy takes {MAX_BINDINGS} at most; unbind some"
+        )
+    return tuple(Binding(Destination(item.destination_type, item.destination), item.routing_key) for item in items)
 
 
 def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, Behind] = NOTHING_BEHIND) -> Bindings:
@@ -246,47 +265,34 @@ def weight_of(key: str, exchange_type: str) -> int:
     return 1 if exchange_type == MODULUS_HASH else parse_weight(key)
 
 
-def parse_alternate_policies(answer: object) -> frozenset[str]:
-    """Return the policies that give exchanges an alternate exchange, from an answer to `GET /api/policies/{vhost}`.
-
-    Raises TopologyError.
-    """
-    if not isinstance(answer, list):
-        raise TopologyError(f"policies: {_brief(answer)} is not a list")
-    tables = [as_object(item, "policy") for item in answer]
-    definitions = {text_field(table, "name"): as_object(table.get("definition"), "definition") for table in tables}
-    return frozenset(name for name, definition in definitions.items() if "alternate-exchange" in definition)
+def parse_alternate_policies(body: Body) -> frozenset[str]:
+    """Return the policies that give exchanges an alternate exchange, from an answer to `GET /api/policies/{vhost}`."""
+    policies = decoded(answers.POLICIES, body, "policies")
+    return frozenset(policy.name for policy in policies if policy.definition.alternate_exchange is not UNSET)
 
 
-def parse_applied_policies(answer: object) -> Mapping[str, str]:
-    """Return the policy of each exchange that has one, by its name, from an answer to `GET /api/exchanges/{vhost}`.
-
-    Raises TopologyError.
-    """
-    if not isinstance(answer, list):
-        raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
-    tables = [as_object(item, "exchange") for item in answer]
-    return {
-        text_field(table, "name"): text_field(table, "policy") for table in tables if table.get("policy") is not None
-    }
+def parse_applied_policies(body: Body) -> Mapping[str, str]:
+    """Return the policy of each exchange that has one, by its name, from an answer to `GET /api/exchanges/{vhost}`."""
+    items = decoded(answers.APPLIED_POLICIES, body, "exchanges")
+    return {item.name: item.policy for item in items if item.policy is not None}
 
 
-def parse_names(answer: object, what: str) -> frozenset[str]:
-    """Return the `name` of each item of a list in an answer. Raises TopologyError, which calls an item `what`."""
-    if not isinstance(answer, list):
-        raise TopologyError(f"{what}: {_brief(answer)} is not a list")
-    return frozenset(text_field(as_object(item, what), "name") for item in answer)
+def parse_cluster_name(body: Body) -> str:
+    """Return the name in an answer to `GET /api/cluster-name`."""
+    return decoded(answers.CLUSTER, body, "cluster-name").name
 
 
-def parse_nodes(answer: object) -> frozenset[str]:
+def parse_names(body: Body, what: str) -> frozenset[str]:
+    """Return the `name` of each item of a list in an answer; the error calls the list `what`."""
+    return frozenset(item.name for item in decoded(answers.NAMES, body, what))
+
+
+def parse_nodes(body: Body) -> frozenset[str]:
     """Return the names of the nodes in the `cluster_state` fields of an answer to `GET /api/vhosts`.
 
-    The result is empty for an API without that field. Raises TopologyError.
+    The result is empty for an API without that field.
     """
-    if not isinstance(answer, list):
-        raise TopologyError(f"virtual host: {_brief(answer)} is not a list")
-    states = (as_object(item, "virtual host").get("cluster_state", {}) for item in answer)
-    return frozenset(node for state in states for node in as_object(state, "cluster_state"))
+    return frozenset(node for vhost in decoded(answers.VHOSTS, body, "virtual hosts") for node in vhost.cluster_state)
 
 
 def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
@@ -304,43 +310,39 @@ def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
     return frozenset(names) if cluster in names else frozenset()
 
 
-def dead_letters_by_own_name(answer: object) -> str | None:
+def dead_letters_by_own_name(body: Body) -> str | None:
     """Return what makes a queue dead-letter without a routing key of its own, from an answer to `GET /api/queues/...`.
 
     The result names the queue's argument or the policy; it is empty if the queue does not do so. Such a queue, when it
     is published to through the default exchange, dead-letters under its own name instead of the original routing key.
     Each of the two keys may come from an argument or from a policy. The result is None while the answer says nothing
-    of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed). Raises TopologyError.
+    of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed).
     """
-    table = as_object(answer, "queue")
-    arguments = as_object(table.get("arguments", {}), "arguments")
-    # RabbitMQ's JSON has an empty list for an empty policy.
-    policy = as_object(table.get("effective_policy_definition") or {}, "effective_policy_definition")
-    cause = "its argument x-dead-letter-exchange" if "x-dead-letter-exchange" in arguments else ""
-    if not cause and "effective_policy_definition" not in table:
+    queue = decoded(answers.QUEUE, body, "queue")
+    arguments, policy = queue.arguments, queue.effective_policy_definition
+    cause = "its argument x-dead-letter-exchange" if arguments.exchange is not UNSET else ""
+    if not cause and policy is UNSET:
         return None
-    if not cause and "dead-letter-exchange" in policy:
-        name = table.get("policy")
-        cause = f"policy {name!r}" if isinstance(name, str) and name else "a policy"
-    return "" if "x-dead-letter-routing-key" in arguments or "dead-letter-routing-key" in policy else cause
+    if not isinstance(policy, answers.QueuePolicy):
+        if policy:
+            raise TopologyError(f"effective_policy_definition: {_brief(policy)} is not an object")
+        policy = answers.QueuePolicy()
+    if not cause and policy.exchange is not UNSET:
+        cause = f"policy {queue.policy!r}" if isinstance(queue.policy, str) and queue.policy else "a policy"
+    return "" if arguments.key is not UNSET or policy.key is not UNSET else cause
 
 
-def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
+def _hashed(arguments: ExchangeArguments) -> HashedValue:
     """Return what an x-consistent-hash exchange with these arguments hashes. Raises TopologyError."""
-    header, name = arguments.get("hash-header"), arguments.get("hash-property")
+    header, name = arguments.hash_header, arguments.hash_property
     if isinstance(header, str) and header:
-        return HashedValue("header", text_field(arguments, "hash-header"))
+        return HashedValue("header", header)
     if isinstance(name, str) and name:
         if name not in HASHED_PROPERTIES:
             raise TopologyError(f"hash-property: {name!r} is not one of {', '.join(sorted(HASHED_PROPERTIES))}")
         return HashedValue("property", name)
-    # LavinMQ's argument; RabbitMQ has none of that name.
-    header = arguments.get("x-hash-on")
-    return (
-        HashedValue("header", text_field(arguments, "x-hash-on"))
-        if isinstance(header, str) and header
-        else HashedValue()
-    )
+    header = arguments.hash_on
+    return HashedValue("header", header) if isinstance(header, str) and header else HashedValue()
 
 
 def _publish_in(stats: object) -> int | None:
@@ -351,42 +353,6 @@ def _publish_in(stats: object) -> int | None:
     """
     count = stats.get("publish_in") if isinstance(stats, dict) else None
     return count if type(count) is int and count >= 0 else None
-
-
-def as_object(value: object, what: str) -> Mapping[str, Any]:
-    """Return a value that must be a JSON object. Raises TopologyError, which calls it `what`."""
-    if not isinstance(value, dict):
-        raise TopologyError(f"{what}: {_brief(value)} is not an object")
-    return value
-
-
-def text_field(table: Mapping[str, Any], name: str) -> str:
-    """Return a field that must be a string which can be sent as UTF-8. Raises TopologyError."""
-    value = table.get(name)
-    if not isinstance(value, str):
-        raise TopologyError(f"{name}: {_brief(value)} is not a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise TopologyError(f"{name}: {value!r} is not UTF-8") from None
-    return value
-
-
-def _flag(table: Mapping[str, Any], name: str) -> bool:
-    value = table.get(name, False)
-    if not isinstance(value, bool):
-        raise TopologyError(f"{name}: {_brief(value)} is not true or false")
-    return value
-
-
-def kind_field(table: Mapping[str, Any]) -> Kind:
-    """Return the kind of a binding's destination. Raises TopologyError."""
-    value = table.get("destination_type")
-    if value == "queue":
-        return "queue"
-    if value == "exchange":
-        return "exchange"
-    raise TopologyError(f"destination_type: {_brief(value)} is not 'queue' or 'exchange'")
 
 
 def _brief(value: object) -> str:

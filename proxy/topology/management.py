@@ -1,13 +1,14 @@
 """Ask the management API over HTTP: one method for each kind of request. Knows nothing of rings."""
 
 import asyncio
-import json
+import functools
 import logging
 import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -16,6 +17,7 @@ from yarl import URL
 from proxy.settings.connecting import in_words, not_http
 from proxy.settings.credentials import Credentials, of_url
 from proxy.settings.parse import Address
+from proxy.topology.answers import REFUSAL, Body, decoded, decoded_whole
 from proxy.topology.bindings import (
     Binding,
     Exchange,
@@ -25,16 +27,27 @@ from proxy.topology.bindings import (
     parse_alternate_policies,
     parse_applied_policies,
     parse_bindings,
+    parse_bindings_with_arguments,
+    parse_cluster_name,
     parse_exchange,
     parse_names,
     parse_nodes,
 )
+from proxy.topology.http_client import limited, session
 from proxy.topology.nodes import Node, Nodes
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWER = 64 * 1024 * 1024
+T = TypeVar("T")
+
+MAX_ANSWER = 16 * 1024 * 1024
 """The most bytes of one answer; a longer one counts as malformed. 10,000 bindings take about 1 MB."""
+
+MAX_PAGE, MAX_PAGE_VALUES = 4 * MAX_ANSWER, 4_000_000
+"""The most bytes, and JSON values, of an answer to `page`. Commands ask for lists of all queues of a virtual host."""
+
+_AT_ONCE = 32 * 1024
+"""The most bytes of an answer that is decoded in the event loop, which takes 0.2 ms; a longer one goes to a thread."""
 
 MAX_RETRY_AFTER = 60.0
 """The most seconds that a Retry-After header of the API can delay the next request."""
@@ -126,16 +139,12 @@ class Management:
         self._tls = tls
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
+        self._decoding = asyncio.Lock()
+        """Held while a thread decodes a long answer, so that the memory of only one is needed."""
 
     async def __aenter__(self) -> Self:
         """Open the HTTP session; nothing is requested yet."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
-            headers={"Accept": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
-            # Proxies in the environment are for the way out, not for the broker beside us.
-            trust_env=False,
-        )
+        self._session = session(self._timeout, _CONNECTIONS)
         return self
 
     async def __aexit__(
@@ -156,40 +165,38 @@ class Management:
         """Return the name of the cluster; None if the API has no such page, as RabbitMQ's has. Raises
         ManagementError.
         """
-        return _cluster_name(await self._get(_CLUSTER_NAME, ["name"]))
+        return await self._get(_CLUSTER_NAME, ["name"], parse_cluster_name)
 
     async def vhosts(self) -> frozenset[str]:
         """Return the virtual hosts that the management user may see."""
-        return parse_names(await self._required(_VHOSTS, ["name"]), "virtual host")
+        return await self._required(_VHOSTS, ["name"], _parse_vhosts)
 
     async def nodes(self) -> frozenset[str]:
         """Return the cluster's nodes, as its virtual hosts list them, which every management user may read."""
-        return parse_nodes(await self._required(_VHOSTS, _NODE_COLUMNS))
+        return await self._required(_VHOSTS, _NODE_COLUMNS, parse_nodes)
 
     async def exchange_names(self, vhost: str) -> frozenset[str] | None:
         """Return the names of a virtual host's exchanges; None if the virtual host does not exist."""
-        answer = await self._get(["exchanges", vhost], ["name"])
-        return None if answer is None else parse_names(answer, "exchange")
+        return await self._get(["exchanges", vhost], ["name"], _parse_exchange_names)
 
     async def exchange(self, vhost: str, name: str) -> Exchange | None:
         """Return one exchange; None if the API answers that it, or its virtual host, does not exist."""
         if name in _DOTS:
-            return find_exchange(await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS) or [], name)
-        answer = await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS)
-        return None if answer is None else parse_exchange(answer)
+            return await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS, lambda body: find_exchange(body, name))
+        return await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS, parse_exchange)
 
     async def bindings(self, vhost: str, name: str) -> tuple[Binding, ...]:
         """Return the bindings whose source is this exchange. For an unknown exchange RabbitMQ sends an
         empty list, too.
         """
         columns = ["destination", "destination_type", "routing_key"]
-        return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
+        return await self._required(["exchanges", vhost, name, "bindings", "source"], columns, parse_bindings)
 
     async def bindings_with_arguments(self, vhost: str, name: str) -> tuple[Binding, ...]:
         """Return the bindings whose source is this exchange that have arguments."""
         columns = ["destination", "destination_type", "routing_key", "arguments"]
-        answer = await self._required(["exchanges", vhost, name, "bindings", "source"], columns)
-        return parse_bindings(answer, with_arguments=True)
+        path = ["exchanges", vhost, name, "bindings", "source"]
+        return await self._required(path, columns, parse_bindings_with_arguments)
 
     async def alternate_policies(self, vhost: str) -> frozenset[str]:
         """Return the names of a virtual host's policies that give exchanges an alternate exchange.
@@ -197,11 +204,11 @@ class Management:
         A user with the tag management may read this list, though not the page of a single policy (observed on 3.10.8
         and 4.3.6).
         """
-        return parse_alternate_policies(await self._required(["policies", vhost], ["name", "definition"]))
+        return await self._required(["policies", vhost], ["name", "definition"], parse_alternate_policies)
 
     async def policies_of_exchanges(self, vhost: str) -> Mapping[str, str]:
         """Return the name of the policy of each exchange of a virtual host that has one, by the exchange's name."""
-        return parse_applied_policies(await self._required(["exchanges", vhost], ["name", "policy"]))
+        return await self._required(["exchanges", vhost], ["name", "policy"], parse_applied_policies)
 
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
         """Return what makes a queue dead-letter without a routing key of its own; empty if it does not do so.
@@ -211,15 +218,14 @@ class Management:
         """
         if queue in _DOTS:
             return None
-        answer = await self._get(["queues", vhost, queue], _QUEUE_COLUMNS)
-        return None if answer is None else dead_letters_by_own_name(answer)
+        return await self._get(["queues", vhost, queue], _QUEUE_COLUMNS, dead_letters_by_own_name)
 
     async def page(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
         """Return the JSON of any page; None for 404. Raises ManagementError.
 
         `path` has the parts of the page's path after `/api`, and `columns` the fields to answer with.
         """
-        return await self._get(path, columns)
+        return await self._get(path, columns, _parse_page, MAX_PAGE)
 
     async def change(
         self, method: str, path: Sequence[str], body: Mapping[str, object] | None = None, query: str = ""
@@ -232,19 +238,43 @@ class Management:
         """
         await self._first_answer(path, _Request(method, query, body))
 
-    async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
-        """Return the JSON of an answer. Raises ManagementError, also for 404."""
-        answer = await self._get(path, columns)
+    async def _required(self, path: Sequence[str], columns: Sequence[str], parse: Callable[[Body], T]) -> T:
+        """Return what an answer says. Raises ManagementError, also for 404, or TopologyError."""
+        answer = await self._get(path, columns, parse)
         if answer is None:
             raise ManagementError(f"{_shown(path)}: 404")
         return answer
 
-    async def _get(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
-        """Return the JSON from the first node that answers; None for 404. Raises ManagementError."""
-        return await self._first_answer(path, _reading(columns))
+    async def _get(
+        self, path: Sequence[str], columns: Sequence[str], parse: Callable[[Body], T], most: int | None = None
+    ) -> T | None:
+        """Return what the first node says that answers; None for 404. Raises ManagementError or TopologyError.
 
-    async def _first_answer(self, path: Sequence[str], request: "_Request") -> object | None:
-        """Return the answer of the first node that gives one; None for 404. Raises ManagementError."""
+        `parse` makes the result of the answer's body, and `most` is the most bytes of that.
+        """
+        body = await self._first_answer(path, _reading(columns, MAX_ANSWER if most is None else most))
+        return None if body is None else await self._parsed(path, body, parse)
+
+    async def _parsed(self, path: Sequence[str], body: bytearray, parse: Callable[[Body], T]) -> T:
+        """Return what a body says, and empty it. Raises ManagementError if it is no answer of the API, or
+        TopologyError.
+        """
+        try:
+            if len(body) <= _AT_ONCE:
+                return parse(body)
+            async with self._decoding:
+                return await asyncio.to_thread(parse, body)
+        except TopologyError as error:
+            raise TopologyError(f"{_shown(path)}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ManagementError(f"{_shown(path)}: not an answer of the management API: {error}") from None
+        finally:
+            # Faults are kept with the frames of their tracebacks. A cancelled request's thread may still use it.
+            with suppress(BufferError):
+                body.clear()
+
+    async def _first_answer(self, path: Sequence[str], request: "_Request") -> bytearray | None:
+        """Return the body of the first node that answers; None for 404. Raises ManagementError."""
         if not _DOTS.isdisjoint(path):
             raise NotAskableError(f"{_shown(path)}: the management API cannot be asked for what is called '.' or '..'")
         faults: dict[Node, UnansweredError] = {}
@@ -269,10 +299,14 @@ class Management:
         not.
         """
         try:
-            cluster = _cluster_name(await self._ask(node, _CLUSTER_NAME, _reading(["name"])))
-            nodes = frozenset[str]()
-            if cluster is not None:
-                nodes = parse_nodes(await self._ask(node, _VHOSTS, _reading(_NODE_COLUMNS)))
+            cluster, nodes = None, frozenset[str]()
+            name = await self._ask(node, _CLUSTER_NAME, _reading(["name"], MAX_ANSWER))
+            if name is not None:
+                cluster = await self._parsed(_CLUSTER_NAME, name, parse_cluster_name)
+                listed = await self._ask(node, _VHOSTS, _reading(_NODE_COLUMNS, MAX_ANSWER))
+                if listed is None:
+                    raise ManagementError(f"{_shown(_VHOSTS)}: 404")
+                nodes = await self._parsed(_VHOSTS, listed, parse_nodes)
         except UnansweredError:
             raise
         except (ManagementError, TopologyError) as error:
@@ -288,8 +322,8 @@ class Management:
             log.warning("management_url: %s is asked from now on%s", node, told)
             self._nodes.switch(node)
 
-    async def _ask(self, node: Node, path: Sequence[str], request: "_Request") -> object | None:
-        """Return the JSON of one node's answer; None for 404, and for a change that was made.
+    async def _ask(self, node: Node, path: Sequence[str], request: "_Request") -> bytearray | None:
+        """Return the body of one node's answer; None for 404, and for a change that was made.
 
         Raises UnansweredError if another node may answer, and else ManagementError.
         """
@@ -313,25 +347,38 @@ class Management:
                 if response.status != 200:
                     why = _IN_WORDS.get(response.status, "")
                     raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
-                return _decoded(await limited(response, MAX_ANSWER))
+                return await limited(response, request.most)
         except TimeoutError:
             raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise UnansweredError(shown, _unanswered(node, error)) from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
 
 
 class _Request(NamedTuple):
-    """What is asked of a page: how, with which query, and with which JSON as its body."""
+    """The kind of a request: its method, its query, the JSON of its body, and the most bytes of an answer to it."""
 
     method: str
     query: str
     body: Mapping[str, object] | None
+    most: int = 0
 
 
-def _reading(columns: Sequence[str]) -> _Request:
-    return _Request("GET", f"?columns={','.join(columns)}", None)
+def _reading(columns: Sequence[str], most: int) -> _Request:
+    return _Request("GET", f"?columns={','.join(columns)}", None, most)
+
+
+_parse_vhosts = functools.partial(parse_names, what="virtual hosts")
+_parse_exchange_names = functools.partial(parse_names, what="exchanges")
+
+
+def _parse_page(body: Body) -> object:
+    """Return the JSON value of a page. Raises ValueError or RecursionError, also for null, which stands for 404."""
+    page = decoded_whole(body, MAX_PAGE_VALUES)
+    if page is None:
+        raise ValueError("null")
+    return page
 
 
 async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:
@@ -339,13 +386,10 @@ async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:
     if response.status in (201, 204):
         return
     try:
-        told = json.loads(await limited(response, MAX_ANSWER))
+        reason = decoded(REFUSAL, await limited(response, _AT_ONCE), shown).reason
     except (ValueError, RecursionError):
-        told = None
-    reason = told.get("reason") if isinstance(told, dict) else None
-    raise RefusedError(
-        shown, response.status, reason if isinstance(reason, str) else _IN_WORDS.get(response.status, "")
-    )
+        reason = ""
+    raise RefusedError(shown, response.status, reason or _IN_WORDS.get(response.status, ""))
 
 
 def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> UnansweredError:
@@ -356,15 +400,6 @@ def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> Una
     return UnansweredError(
         shown, f"none of {len(faults)} nodes answers: {why}", min(fault.retry_after for _, fault in faults)
     )
-
-
-def _cluster_name(answer: object | None) -> str | None:
-    """Return the cluster's name from an answer; None if there is no such page. Raises ManagementError."""
-    if answer is None:
-        return None
-    if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
-        raise ManagementError(f"/api/cluster-name: {str(answer)[:60]!r} names no cluster")
-    return str(answer["name"])
 
 
 def _unanswered(node: Node, error: aiohttp.ClientError | OSError) -> str:
@@ -386,24 +421,6 @@ def _unanswered(node: Node, error: aiohttp.ClientError | OSError) -> str:
 def _shown(path: Sequence[str]) -> str:
     """Return the percent-encoded path of a request, for its URL and for messages."""
     return "/api/" + "/".join(quote(part, safe="") for part in path)
-
-
-async def limited(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body of an answer. Raises ValueError if it is longer than `most` bytes."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > most:
-            raise ValueError(f"longer than {most} bytes")
-    return bytes(body)
-
-
-def _decoded(body: bytes) -> object:
-    """Return the JSON value of a body. Raises ValueError, also for null."""
-    decoded: object = json.loads(body)
-    if decoded is None:
-        raise ValueError("null")  # None stands for 404 here, and the API never sends null for what does not exist.
-    return decoded
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -7,12 +7,17 @@ from math import isfinite
 from proxy.topology.bindings import (
     RING_TYPES,
     dead_letters_by_own_name,
+    parse_alternate_policies,
+    parse_applied_policies,
     parse_bindings,
+    parse_bindings_with_arguments,
+    parse_cluster_name,
     parse_exchange,
     parse_names,
+    parse_nodes,
     weigh,
 )
-from proxy.topology.management import MAX_RETRY_AFTER, _decoded, _retry_after
+from proxy.topology.management import MAX_RETRY_AFTER, _retry_after
 
 
 def check(data: bytes) -> None:
@@ -20,16 +25,15 @@ def check(data: bytes) -> None:
     wait = _retry_after({"Retry-After": data[:40].decode("utf-8", "replace")})
     assert isfinite(wait)
     assert 0 <= wait <= MAX_RETRY_AFTER
+    for parse in (
+        *(parse_exchange, dead_letters_by_own_name, parse_cluster_name, parse_nodes, parse_alternate_policies),
+        *(parse_applied_policies, parse_bindings_with_arguments, lambda found: parse_names(found, "exchange")),
+    ):
+        with suppress(ValueError, RecursionError):
+            parse(data)
     try:
-        answer = _decoded(data)
+        bindings = parse_bindings(data)
     except (ValueError, RecursionError):
-        return
-    for parse in (parse_exchange, dead_letters_by_own_name, lambda found: parse_names(found, "exchange")):
-        with suppress(ValueError):
-            parse(answer)
-    try:
-        bindings = parse_bindings(answer)
-    except ValueError:
         return
     for kind in RING_TYPES:
         weighed = weigh(bindings, kind)

@@ -18,7 +18,9 @@ ROOMS: dict[str, set[str]] = {
     "proxy.settings": {"ring"},
     "proxy.process": {"ring", "proxy.settings"},
     "proxy.topology": {"ring", "proxy.settings"},
-    "proxy.journal": {"ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology"},
+    "proxy.journal": {
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.topology"),
+    },
     "proxy.routing": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal"),
     },
@@ -73,10 +75,10 @@ CIRCLES: set[frozenset[str]] = set()
 IO_MODULES = {
     "proxy.wire": {"writing"},
     "proxy.settings": {"files", "tls"},
-    "proxy.process": {"logs"},
+    "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
-        *("cluster", "entry_builder", "lane_reader", "lookups", "management", "reading", "restoring", "ring_cache"),
-        *("sync", "tracked_exchange", "updater", "upstream_reader"),
+        *("cluster", "entry_builder", "http_client", "lane_reader", "lookups", "management", "reading", "restoring"),
+        *("ring_cache", "sync", "tracked_exchange", "updater", "upstream_reader"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
@@ -109,7 +111,7 @@ IO = {
 }
 """Modules of the standard library that wait, or let others wait."""
 
-PURE_PACKAGES = {"librt", "mypy_extensions", "mmh3", "numpy", "yarl"}
+PURE_PACKAGES = {"librt", "mypy_extensions", "mmh3", "msgspec", "numpy", "yarl"}
 """Packages that never do I/O."""
 
 MAY_BESIDES = {"ring.contest": {"concurrent"}}

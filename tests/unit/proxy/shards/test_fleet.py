@@ -113,13 +113,15 @@ async def test_a_job_that_publishes_has_to_end_first() -> None:
     [
         (lambda: web.Response(body=b" " * 200_001), "longer than 200000 bytes"),
         (lambda: web.Response(body=b"[" * 100_000), "recursion"),
-        (lambda: web.Response(body=b"\xff"), "codec can't decode"),
+        (lambda: web.Response(body=b"\xff"), "JSON is malformed"),
+        (lambda: web.Response(body=b"[" + b"{}," * 60_000 + b"{}]"), "more than 100000 values"),
     ],
 )
 async def test_a_listener_of_another_host_does_not_decide_how_much_is_read(
     monkeypatch: pytest.MonkeyPatch, page: Any, fault: str
 ) -> None:
     monkeypatch.setattr(fleet, "MAX_ANSWER", 200_000)
+    monkeypatch.setattr(fleet, "MAX_VALUES", 100_000)
     async with served({RINGS: page}) as url:
         (answer,) = await ask([url], "/", "orders")
 

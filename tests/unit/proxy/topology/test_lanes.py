@@ -1,5 +1,6 @@
 """Lanes on the ring: what makes an exchange one, and that the ring is the one of the queues behind them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ from proxy.topology.table import KnownRing
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring
+
+
+def encoded(answer: object) -> bytes:
+    return json.dumps(answer).encode()
 
 
 def queue(name: str) -> Destination:
@@ -87,7 +92,7 @@ def test_an_internal_fanout_is_told_as_internal() -> None:
 )
 def test_what_is_read_of_a_fanout(fields: dict[str, Any], expected: Exchange) -> None:
     answer = {"name": "x", "type": "fanout", "internal": False, "auto_delete": False, "arguments": {}} | fields
-    assert parse_exchange(answer) == expected
+    assert parse_exchange(encoded(answer)) == expected
 
 
 def test_policies_that_give_an_alternate_exchange() -> None:
@@ -95,8 +100,8 @@ def test_policies_that_give_an_alternate_exchange() -> None:
         {"name": "ae", "definition": {"alternate-exchange": "x"}},
         {"name": "ttl", "definition": {"message-ttl": 1}},
     ]
-    assert parse_alternate_policies(answer) == {"ae"}
-    assert parse_alternate_policies([]) == set()
+    assert parse_alternate_policies(encoded(answer)) == {"ae"}
+    assert parse_alternate_policies(encoded([])) == set()
 
 
 @pytest.mark.parametrize(
@@ -104,18 +109,18 @@ def test_policies_that_give_an_alternate_exchange() -> None:
 )
 def test_malformed_policies(answer: object) -> None:
     with pytest.raises(TopologyError):
-        parse_alternate_policies(answer)
+        parse_alternate_policies(encoded(answer))
 
 
 def test_the_policies_that_apply_to_exchanges() -> None:
     answer = [{"name": "x", "policy": "ae"}, {"name": ""}, {"name": "y", "policy": None}]
-    assert parse_applied_policies(answer) == {"x": "ae"}
+    assert parse_applied_policies(encoded(answer)) == {"x": "ae"}
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], [{"policy": "p"}], [{"name": "x", "policy": 1}]])
 def test_malformed_exchanges_with_policies(answer: object) -> None:
     with pytest.raises(TopologyError):
-        parse_applied_policies(answer)
+        parse_applied_policies(encoded(answer))
 
 
 names = st.text("abcé.", min_size=1, max_size=4)
