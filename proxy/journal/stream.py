@@ -12,6 +12,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from proxy.journal.store import StoreError
+from proxy.process.amqp_client import BoundedConnection
 from proxy.settings.config import Settings
 from proxy.settings.connecting import in_words
 from proxy.settings.files import Files
@@ -177,6 +178,7 @@ def connector(settings: Settings, files: Files, vhost: str, name: str) -> Connec
                         ssl=context is not None,
                         ssl_context=context,
                         client_properties={"connection_name": name},
+                        connection_class=BoundedConnection,
                     )
             except (OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {in_words(error)}")

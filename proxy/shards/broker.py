@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractQueue
 
+from proxy.process.amqp_client import BoundedConnection
 from proxy.settings.config import Settings
 from proxy.settings.connecting import in_words
 from proxy.settings.files import Files
@@ -216,6 +217,7 @@ async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnecti
             ssl_context=context,
             client_properties={"connection_name": name},
             heartbeat=_HEARTBEAT,
+            connection_class=BoundedConnection,
         )
         try:
             connection = await _answered(opening, settings.management_timeout)

@@ -1,0 +1,66 @@
+"""The connections of aio-pika, with limits of what a broker can make them hold.
+
+aiormq, below aio-pika, reads as many bytes as the head of a frame announces, up to 4 GiB, and collects bodies of any
+size. It imports much, so only what opens such a connection imports this module.
+"""
+
+import asyncio
+from typing import Any, Final, cast
+
+import aio_pika
+from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
+from yarl import URL
+
+MAX_FRAME: Final = 1024 * 1024
+"""The most bytes of a frame's payload; RabbitMQ sends 128 KiB unless an operator has raised `frame_max`."""
+
+MAX_BODY: Final = 16 * 1024 * 1024
+"""The most bytes of a message, as in RabbitMQ 4 by default. A beat of a group has 2 MiB at most."""
+
+_HEADER: Final = b"\2"
+"""The type of a frame with a content header."""
+
+_HEAD: Final = 6
+"""The bytes of a frame between its type and its payload."""
+
+_BODY_SIZE: Final = slice(4, 12)
+"""The place of the body's size in a content header."""
+
+
+class BoundedConnection(aio_pika.Connection):
+    """A connection that ends when the broker announces a frame or a body beyond the limits."""
+
+    def __init__(self, url: URL, *arguments: Any, **more: Any) -> None:
+        """Take the arguments of aio-pika's connection."""
+        super().__init__(url, *arguments, **more)
+        self.kwargs["transport_factory"] = _BoundedTransport()
+
+
+class _BoundedTransport(TransportFactory):
+    async def create(self, url: URL, **arguments: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection as aiormq would, with a reader that has limits."""
+        factory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
+        reader, writer = await factory.create(url, **arguments)
+        return cast(asyncio.StreamReader, _BoundedReader(reader)), writer
+
+
+class _BoundedReader:
+    """The part of a stream reader that aiormq uses. For each frame it reads the type, six bytes more, and the rest."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._type = b""
+
+    def at_eof(self) -> bool:
+        return self._reader.at_eof()
+
+    async def readexactly(self, n: int) -> bytes:
+        """Return that many bytes. Raises ConnectionError if they are of a frame or a body beyond the limits."""
+        if n > MAX_FRAME + 1:
+            raise ConnectionError(f"the broker sends a frame of {n - 1} bytes, more than {MAX_FRAME}")
+        read = await self._reader.readexactly(n)
+        if n == 1:
+            self._type = read
+        elif self._type == _HEADER and n > _HEAD and (size := int.from_bytes(read[_BODY_SIZE])) > MAX_BODY:
+            raise ConnectionError(f"the broker sends a message of {size} bytes, more than {MAX_BODY}")
+        return read
