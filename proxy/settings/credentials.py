@@ -5,8 +5,9 @@ from pathlib import Path
 
 from yarl import URL
 
+from proxy.settings.contents import secret_content
 from proxy.settings.parse import ConfigError, first_line
-from proxy.settings.watched import Watched, content
+from proxy.settings.watched import Watched
 
 Credentials = Callable[[], tuple[str, str]]
 
@@ -29,7 +30,7 @@ def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
 
 def secret(setting: str, file: Path) -> str:
     """Return the password in a file's first line. Raises ConfigError."""
-    line = content(setting, file)
+    line = secret_content(setting, file)
     try:
         return first_line(line)
     except UnicodeDecodeError:

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from yarl import URL
 
 from proxy.settings.config import ANY_HOST, HIDDEN, HostName, Mechanism, Settings
+from proxy.settings.contents import bounded
 from proxy.settings.parse import (
     Address,
     ConfigError,
@@ -80,7 +81,7 @@ def _file_values(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(bounded(file).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:

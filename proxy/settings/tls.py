@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.settings.certificates import end_of
+from proxy.settings.contents import content, secret_content
 from proxy.settings.parse import ConfigError
-from proxy.settings.watched import Watched, content
+from proxy.settings.watched import Watched
 
 _MARK = b"-----BEGIN CERTIFICATE-----"
 
@@ -89,7 +90,7 @@ def _show(context: ssl.SSLContext, own: Own) -> float | None:
     for_certificate, for_key = own.settings
     # What is wrong with the certificate shows here, and what is wrong below is the key then.
     _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), for_certificate, own.certificate)
-    content(for_key, own.key)
+    secret_content(for_key, own.key)
     try:
         # The empty password: a key that wants one is refused here, and not asked for on a terminal.
         context.load_cert_chain(own.certificate, own.key, password="")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from proxy.settings.contents import secret_content
 from proxy.settings.parse import ConfigError, parse_patterns
 from proxy.settings.patterns import Mode, Selection
-from proxy.settings.watched import Watched, content
+from proxy.settings.watched import Watched
 
 DECISIONS = 10_000
 """Most decisions that are remembered, by token, virtual host and exchange."""
@@ -115,7 +116,7 @@ def read_tokens(file: Path, worked: set[bytes] | None = None) -> Tokens:
     Raises ConfigError, which names file, token and field, and shows no token.
     """
     where = f"tokens_file: {str(file)!r}"
-    text = content("tokens_file", file)
+    text = secret_content("tokens_file", file)
     try:
         table = tomllib.loads(text.decode())
     except UnicodeDecodeError:

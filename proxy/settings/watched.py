@@ -64,11 +64,3 @@ def _version(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def content(setting: str, file: Path) -> bytes:
-    """Return the bytes of a file that a setting names. Raises ConfigError."""
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{setting}: {str(file)!r} cannot be read: {error.strerror}") from None

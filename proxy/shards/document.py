@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proxy.settings.contents import bounded
 from proxy.settings.parse import ConfigError, did_you_mean
 from proxy.shards.checks import EXCHANGE_KEYS, SHARD_KEYS, check_name, check_number, shown
 from proxy.shards.shard import OwnTerms, Shard, Sharded
@@ -26,7 +27,7 @@ class DocumentError(Exception):
 def load(file: Path) -> tuple[Sharded, ...]:
     """Return the exchanges of a topology file. Raises DocumentError with every mistake that was found."""
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(bounded(file).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise DocumentError([f"{file}: cannot be read: {error}"]) from None
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,9 @@
 """Keep the last good rings on disk, one file for each exchange, for a start while the management API does not answer.
 
-Every value in a file is checked before it is used, since other users may be able to write to the folder.
+Every value in a file is checked before it is used, since other users may be able to write to the folder. For the same
+reason a file counts only if this process's user, or root, owns it, and no other is removed. The folder itself must be
+theirs, too, and so must be a symbolic link in its place: whoever could lead the sidecar elsewhere would decide which
+rings it restores, and where it removes files.
 """
 
 import hashlib
@@ -8,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -57,6 +61,10 @@ _ASIDE = frozenset({PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE})
 _ENDING = ".ring.json"
 """The end of each file's name."""
 
+_OURS = re.compile(r"[0-9a-f]{32}\.ring\.json|\.ring-\w+\.tmp", re.ASCII)
+"""The names of files that are kept here, and of those that are being written."""
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 Cluster = tuple[str | None, frozenset[str], frozenset[str]]
 """A cluster's name, all names that its brokers report, and its nodes, as `ClusterIdentity.names` returns them."""
@@ -252,13 +260,21 @@ class RingCache:
     """The files of one folder. A thread of its own writes them; `keep` and `forget` never wait for it."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """Make the folder, readable by its owner only, if it is absent. Raises ConfigError if it cannot be written to.
+        """Make the folder, readable by its owner only, if it is absent.
 
-        `clock` returns seconds since 1970.
+        Raises ConfigError if it cannot be written to, or is another user's. `clock` returns seconds since 1970.
         """
         self._folder, self._clock = folder, clock
         try:
             folder.mkdir(0o700, parents=True, exist_ok=True)
+            _check_owner(folder)
+            if (mode := folder.stat().st_mode) & _OTHERS_WRITE:
+                log.warning(
+                    "ring_cache_dir: others than its owner may write to %r (mode %04o), so they can remove rings; "
+                    "run chmod go-w on it, or name a folder inside it, which is made for this user only",
+                    str(folder),
+                    stat.S_IMODE(mode),
+                )
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
@@ -348,8 +364,8 @@ class RingCache:
         """
         found: list[Saved] = []
         left = MOST_BYTES_READ
-        for _, size, path in self._files()[:MOST_FILES]:
-            left -= size
+        for status, path in [each for each in self._files() if each[1].suffix != ".tmp"][:MOST_FILES]:
+            left -= status.st_size
             saved = self._load(path) if left >= 0 else None
             if saved is not None:
                 found.append(saved)
@@ -357,25 +373,27 @@ class RingCache:
 
     def _sweep(self) -> None:
         """Remove files beyond `MOST_FILES` or older than `KEPT_FOR`, and unfinished files of processes that were
-        killed.
+        killed; no other file, and none of another user.
         """
-        files = self._files()
-        old = [path for at, _, path in files[:MOST_FILES] if self._clock() - at > KEPT_FOR]
-        for path in (*old, *(path for _, _, path in files[MOST_FILES:]), *self._folder.glob(".ring-*.tmp")):
-            with suppress(OSError):
-                if path.suffix != ".tmp" or self._clock() - path.stat().st_mtime > REWRITE_AFTER:
+        now, kept = self._clock(), 0
+        for status, path in self._files():
+            if not stat.S_ISREG(status.st_mode) or not _is_own(status):
+                continue
+            unfinished = path.suffix == ".tmp"
+            kept += not unfinished
+            if kept > MOST_FILES or now - status.st_mtime > (REWRITE_AFTER if unfinished else KEPT_FOR):
+                with suppress(OSError):
                     path.unlink()
 
-    def _files(self) -> list[tuple[float, int, Path]]:
-        """Return the time of writing, the size and the path of each file, the newest first."""
+    def _files(self) -> list[tuple[os.stat_result, Path]]:
+        """Return the status, of a link itself, and the path of each file by its name, the newest first."""
         files = []
         with suppress(OSError), os.scandir(self._folder) as listed:
             for item in listed:
-                if item.name.endswith(_ENDING):
+                if _OURS.fullmatch(item.name):
                     with suppress(OSError):
-                        status = item.stat(follow_symlinks=False)
-                        files.append((status.st_mtime, status.st_size, Path(item.path)))
-        return sorted(files, reverse=True)
+                        files.append((item.stat(follow_symlinks=False), Path(item.path)))
+        return sorted(files, key=lambda file: (-file[0].st_mtime, file[1]))
 
     def _load(self, path: Path) -> Saved | None:
         """Return what a file keeps; None, and a line in the log, if it is not valid."""
@@ -383,8 +401,11 @@ class RingCache:
             # O_NONBLOCK: a named pipe does not block the open. O_NOFOLLOW: a link does not lead out of the folder.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
                     raise ValueError("no regular file")
+                if not _is_own(status):
+                    raise ValueError(f"it belongs to another user (uid {status.st_uid})")
                 saved = decoded(file.read(MOST_BYTES + 1))
             if path.name != file_name(saved.name):
                 raise ValueError("not the file of the exchange that it names")
@@ -420,9 +441,27 @@ def unwritable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"ring_cache_dir: {str(folder)!r} cannot be written to: {error.strerror or error}")
 
 
+def _is_own(status: os.stat_result) -> bool:
+    """Return whether a file, folder or link belongs to this process's user, or to root, who may do everything."""
+    return status.st_uid in (0, os.geteuid())
+
+
+def _check_owner(folder: Path) -> None:
+    """Raise ConfigError if another user made the folder, or a symbolic link in its place; OSError if it is absent."""
+    link, status = folder.lstat(), folder.stat()
+    for what, found in (("a symbolic link" if stat.S_ISLNK(link.st_mode) else "a folder", link), ("a folder", status)):
+        if not _is_own(found):
+            raise ConfigError(
+                f"ring_cache_dir: {str(folder)!r} is {what} of another user (uid {found.st_uid}), so the rings behind "
+                "it may be theirs; name a folder of the user that runs this, or one that does not exist yet"
+            )
+
+
 def check_folder(folder: Path) -> None:
     """Check whether this process could keep rings in this folder, without making it. Raises ConfigError."""
     try:
+        if folder.exists():
+            _check_owner(folder)
         nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     except OSError as error:
         raise unwritable(folder, error) from None

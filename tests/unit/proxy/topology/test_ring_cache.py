@@ -298,6 +298,97 @@ def test_a_folder_that_cannot_be_written_to_is_a_mistake(tmp_path: Path) -> None
     assert not (tmp_path / "absent").exists()
 
 
+def given_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a file, folder or link another user's."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+def test_a_folder_or_link_of_another_user_is_refused_and_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wall: Wall
+) -> None:
+    behind, link = tmp_path / "behind", tmp_path / "rings"
+    behind.mkdir()
+    old = behind / file_name(X)
+    old.write_bytes(encoded(SAVED))
+    os.utime(old, (wall.now - KEPT_FOR - 1,) * 2)
+    link.symlink_to(behind)
+    given_away(link, monkeypatch)
+    for check in (lambda folder: RingCache(folder, wall), cache_module.check_folder):
+        with pytest.raises(
+            ConfigError, match=r"^ring_cache_dir: .* is a symbolic link of another user \(uid \d+\), so"
+        ):
+            check(link)
+    link.unlink()
+    given_away(behind, monkeypatch)
+    for check in (lambda folder: RingCache(folder, wall), cache_module.check_folder):
+        with pytest.raises(ConfigError, match=r"^ring_cache_dir: .* is a folder of another user .* name a folder of"):
+            check(behind)
+    assert list(behind.iterdir()) == [old]
+
+
+def test_a_link_of_this_user_is_followed(tmp_path: Path, wall: Wall) -> None:
+    """As systemd makes one of CacheDirectory= with DynamicUser=."""
+    (tmp_path / "behind").mkdir(0o700)
+    (tmp_path / "rings").symlink_to(tmp_path / "behind")
+    cache_module.check_folder(tmp_path / "rings")
+    cache = RingCache(tmp_path / "rings", wall)
+    cache.keep(X, entry(), CLUSTER, 0.0)
+    done(cache)
+    cache.close()
+    assert [file.name for file in (tmp_path / "behind").iterdir()] == [file_name(X)]
+
+
+def test_a_folder_that_others_may_write_to_is_told(
+    tmp_path: Path, wall: Wall, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rings").mkdir()
+    (tmp_path / "rings").chmod(0o1777)
+    RingCache(tmp_path / "rings", wall).close()
+    (told,) = warnings(caplog)
+    assert told.startswith(
+        f"ring_cache_dir: others than its owner may write to {str(tmp_path / 'rings')!r} (mode 1777)"
+    )
+    caplog.clear()
+    RingCache(tmp_path / "rings" / "own", wall).close()
+    assert warnings(caplog) == []
+    assert (tmp_path / "rings" / "own").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_of_another_user_is_not_believed(
+    cache: RingCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rings" / file_name(SAVED.name)
+    path.write_bytes(encoded(SAVED))
+    assert cache.load(SAVED.name) == SAVED
+    given_away(path, monkeypatch)
+    assert (cache.load(SAVED.name), cache.load_all()) == (None, [])
+    (told,) = warnings(caplog)
+    assert "is ignored: it belongs to another user (uid " in told
+
+
+def test_a_start_removes_no_file_but_its_own(tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "rings"
+    folder.mkdir(0o700)
+    strange = [folder / name for name in ("notes.ring.json", ".ring-x.tmp.bak", "a.tmp", file_name(X))]
+    for path in strange:
+        path.write_text("x")
+    (folder / file_name(SAVED.name)).write_bytes(encoded(SAVED))
+    (folder / ".ring-abc.tmp").write_text("half")
+    for path in folder.iterdir():
+        os.utime(path, (wall.now - KEPT_FOR - 1,) * 2)
+    if os.geteuid() == 0:
+        given_away(strange[-1], monkeypatch)
+    else:  # nobody else's can be made
+        strange.pop()
+    cache = RingCache(folder, wall)
+    done(cache)
+    cache.close()
+    assert {path.name for path in folder.iterdir()} == {path.name for path in strange}
+
+
 def test_names_that_run_together_have_files_of_their_own() -> None:
     names = [("a", "bc"), ("ab", "c"), ("", "abc"), ("1:a", "b"), ("/", "../../x"), ("/", "x" * 255)]
     found = {file_name(name) for name in names}
