@@ -49,6 +49,7 @@ HOT = (
     "proxy/http/sending/dispatch.py",
     "proxy/http/formats/fields.py",
     "proxy/http/formats/message.py",
+    "proxy/http/formats/pairs.py",
 )
 
 

@@ -161,9 +161,14 @@ def store(base: Base) -> Iterator[tuple[str, ...]]:
         yield options
 
 
+def dockerfile() -> str:
+    """The Dockerfile without the digests that a release pins its bases by: what stands in for them has others."""
+    return re.sub("^(FROM [^@ ]+)@sha256:[0-9a-f]+", r"\1", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def image(store: tuple[str, ...], wheels: Path) -> Image:
-    checked([*building(store), *offline(wheels), "--tag", "ringproxy", ROOT])
+    checked([*building(store), *offline(wheels), "--tag", "ringproxy", "--file", "-", ROOT], dockerfile())
     buildah = [*CONFINED, "buildah", *store]
     container = checked([*buildah, "from", "--pull-never", "ringproxy"]).strip()
     config = json.loads(checked([*buildah, "inspect", "--type", "image", "ringproxy"]))["OCIv1"]["config"]
@@ -291,11 +296,11 @@ def test_every_hot_module_is_compiled(image: Image) -> None:
 @pytest.mark.long
 @needs_root
 def test_no_image_is_made_of_modules_that_were_not_compiled(store: tuple[str, ...], wheels: Path) -> None:
-    whole = (ROOT / "Dockerfile").read_text()
-    dockerfile = whole.replace("RINGPROXY_COMPILE=1 ", "")
-    assert dockerfile != whole
+    whole = dockerfile()
+    changed = whole.replace("RINGPROXY_COMPILE=1 ", "")
+    assert changed != whole
     command = [*building(store), *offline(wheels), "--target", "build", "--file", "-", str(ROOT)]
-    run = subprocess.run(command, input=dockerfile, capture_output=True, text=True)
+    run = subprocess.run(command, input=changed, capture_output=True, text=True)
     assert f"Successfully installed {PROJECT['project']['name']}" in run.stdout, run.stderr
     assert run.returncode != 0
 

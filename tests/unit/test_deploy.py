@@ -1,6 +1,7 @@
 """The Dockerfiles, the packages pinned for them, and the manifests; for the image itself see the integration tests."""
 
 import argparse
+import hashlib
 import importlib
 import re
 import subprocess
@@ -71,6 +72,47 @@ def output(program: str, *arguments: str) -> str:
 @pytest.mark.parametrize("file", ["Dockerfile", "deploy/spark.Dockerfile"])
 def test_hadolint_has_nothing_to_say_about_the_dockerfile(file: str) -> None:
     assert output("hadolint", "--failure-threshold", "style", file) == ""
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> dict[str, str]:
+    """The environment of a command that finds a `docker` which knows the digests of all images but those of `gone`."""
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    # docker prints the digests of the platforms further down, indented.
+    docker.write_text(
+        """#!/bin/sh
+[ "$*" = "buildx imagetools inspect $4" ] || exit 9
+case $4 in gone:*) echo "ERROR: $4: not found" >&2; exit 1;; esac
+digest=$(printf %s "$4" | sha256sum | cut -d ' ' -f 1)
+printf 'Name:      docker.io/%s\\nDigest:    sha256:%s\\n\\nManifests:\\n  Digest: sha256:0\\n' "$4" "$digest"
+"""
+    )
+    docker.chmod(0o755)
+    return {"PATH": f"{docker.parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "deploy/spark.Dockerfile"])
+def test_a_release_pins_each_base_image_by_its_digest(file: str, tmp_path: Path, registry: dict[str, str]) -> None:
+    before = (ROOT / file).read_text()
+    copy = tmp_path / "Dockerfile"
+    copy.write_text(before)
+    for _ in range(2):  # the second time with digests in it
+        run = subprocess.run([ROOT / "deploy/pin-bases", copy], env=registry, capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (0, "")
+        found = re.findall(r"^FROM (\S+)@sha256:([0-9a-f]{64})( AS \w+)?$", copy.read_text(), re.MULTILINE)
+        assert len(found) == before.count("\nFROM ") >= 2
+        assert all(hashlib.sha256(image.encode()).hexdigest() == digest for image, digest, _ in found)
+    assert re.sub("@sha256:[0-9a-f]{64}", "", copy.read_text()) == re.sub("@sha256:[0-9a-f]{64}", "", before)
+
+
+def test_no_base_is_pinned_where_one_has_no_digest(tmp_path: Path, registry: dict[str, str]) -> None:
+    copy = tmp_path / "Dockerfile"
+    copy.write_text("FROM python:3.13 AS build\nFROM gone:1\n")
+    run = subprocess.run([ROOT / "deploy/pin-bases", copy], env=registry, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "no digest of gone:1" in run.stderr
+    assert copy.read_text() == "FROM python:3.13 AS build\nFROM gone:1\n"
 
 
 def pins(file: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import BasicAuth, web
 
 from proxy.http.admission.gate import Admitted, Gate, peer_of
-from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.decoding import AmbiguousError, DecodingError, decoded
 from proxy.http.formats.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, unavailable
@@ -204,7 +204,8 @@ def _message(body: bytes, user: str) -> Message:
     except DecodingError as error:
         if error.too_large:
             raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None
-        raise _BadError("not_json") from None
+        # RabbitMQ takes the last of two values for one key.
+        raise _BadError(str(error) if isinstance(error, AmbiguousError) else "not_json") from None
     if isinstance(fields, str):
         raise _BadError(_DOUBLY)
     if fields is None:

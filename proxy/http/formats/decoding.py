@@ -6,6 +6,8 @@ Decoding makes a value of a few characters into fifty bytes and more, all in one
 import json
 from typing import NoReturn
 
+from proxy.http.formats.pairs import DuplicateKeyError, unique
+
 MOST_STRUCTURE = 262144
 """Characters outside the strings of a text that is decoded at once."""
 
@@ -23,6 +25,10 @@ class DecodingError(ValueError):
         self.too_large = too_large
 
 
+class AmbiguousError(DecodingError):
+    """A text that is JSON, in which an object has one key twice."""
+
+
 class _ConstantError(ValueError):
     """A word of Python's that is no JSON: NaN or an infinity."""
 
@@ -36,7 +42,7 @@ def said(error: ValueError | RecursionError) -> str:
     """Return in words why a decoder gave up on a text."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | _ConstantError):
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | _ConstantError | DuplicateKeyError):
         return str(error)
     return "a number is too long"
 
@@ -47,9 +53,11 @@ def decoded(body: bytes) -> object:
         text = body.decode()
         if exceeds(text):
             raise DecodingError(TOO_MUCH(MOST_STRUCTURE), too_large=True)
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique)
     except DecodingError:
         raise
+    except DuplicateKeyError as error:
+        raise AmbiguousError(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise DecodingError(said(error)) from None
 

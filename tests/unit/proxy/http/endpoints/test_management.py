@@ -56,6 +56,14 @@ def test_what_is_not_json(raw: str) -> None:
     assert refused(body(payload_encoding=raw)) == (400, "not_json")
 
 
+@pytest.mark.parametrize("raw", ['{"x": 1, "x": 2}', '"string", "routing_key": "k"'])
+def test_a_key_that_stands_twice(raw: str) -> None:
+    """RabbitMQ takes the last value of each."""
+    status, reason = refused(body(payload_encoding=raw))
+    assert status == 400
+    assert str(reason).endswith(" stands twice in one object")
+
+
 @pytest.mark.parametrize("depth", range(880, 1000, 7))
 @pytest.mark.parametrize("name", ASKED)
 def test_values_nested_deeply(name: str, depth: int) -> None:

@@ -400,6 +400,8 @@ BODIES = {
     b"[NaN]": "body: NaN is not JSON",
     b"[" * 100_000: "body: nested too deeply",
     b"7" * 5000: "body: a number is too long",
+    b'{"id": "1", "source": "/", "id": "2"}': "body: 'id' stands twice in one object",
+    b'{"data": {"a": 1, "a": 1}}': "body: 'a' stands twice in one object",
 }
 
 

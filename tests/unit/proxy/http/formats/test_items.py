@@ -560,3 +560,24 @@ def test_any_chunking_of_any_damage_gives_the_same_error(
         for chunks in ([damaged], cut(damaged, places), pieces(damaged, 1))
     ]
     assert cut_up.said == whole.said == bytewise.said
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+@pytest.mark.parametrize(
+    ("item", "key"),
+    [
+        (b'{"key":"a","payload":"","key":"b"}', "'key'"),
+        (b'{"key":"a","payload":"","headers":{"x":1,"y":2,"x":1}}', "'x'"),
+        (b'{"key":"a","payload":{"deep":[{"\\u0061":1,"a":2}]}}', "'a'"),
+        (b'{"' + b"k" * 500 + b'":1,"' + b"k" * 500 + b'":2}', "'" + "k" * 59),
+    ],
+)
+def test_a_key_that_stands_twice_is_told(item: bytes, key: str, *, ndjson: bool) -> None:
+    whole = b'{"key":"k","payload":"p"}'
+    body = (
+        whole + b"\n" + item + b"\n" + whole if ndjson else b'{"messages":[' + b",".join((whole, item, whole)) + b"]}"
+    )
+    for chunks in ([body], [body[i : i + 1] for i in range(len(body))]):
+        read = Read(chunks, made(ndjson=ndjson))
+        assert read.items == [{"key": "k", "payload": "p"}]
+        assert str(read.error) == f"messages[1]: {key} stands twice in one object"
