@@ -276,17 +276,25 @@ class ItemList(_Text):
 
     def _items(self, window: str, i: int) -> Generator[Item, None, int]:
         """Yield the objects in a row from i on; return where they stop, and set `_due` if one is not whole."""
-        while (found := self._item(window, i)) is not None:
-            item, i = found
+        while True:
+            try:
+                item, end = _decode(window, i)
+            except (ValueError, RecursionError) as error:
+                if (found := self._cut_off(error, window, i)) is None:
+                    self._state = _State.ITEM
+                    self._due = (len(window) - i) * 3 // 2
+                    return i
+                item, end = found
+            if end - i > self._most_item:
+                raise self._too_long()
+            if self._structure.size > MOST_STRUCTURE and self._is_too_structured(window, i, end):
+                raise self._too_structured()
             yield item
             self.count += 1
-            if (another := _another(window, i)) is None:
+            if (another := _another(window, end)) is None:
                 self._state = _State.AFTER_ITEM
-                return i
+                return end
             i = another.end()
-        self._state = _State.ITEM
-        self._due = (len(window) - i) * 3 // 2
-        return i
 
     def end(self) -> Iterator[Item]:
         """Yield nothing more but what is whole; raise BodyError if the list has not ended."""
@@ -294,25 +302,23 @@ class ItemList(_Text):
         if self._state is not _State.DONE:
             raise self.error(self._stuck or "the body ends before its JSON is complete")
 
-    def _item(self, window: str, i: int) -> tuple[Item, int] | None:
-        """Return the object that begins at i and where it ends; None if it is not whole yet. Raises BodyError."""
-        try:
-            found: tuple[Item, int] = _decode(window, i)
-        except (ValueError, RecursionError) as error:
-            most = i + self._most_item + _NEAR
-            if len(window) > most:
-                # What lies behind the longest item must not matter: it may be there or not.
-                return self._item(window[:most], i)
-            if (wrong := self._wrong(error, window, i)) is not None:
-                raise wrong from None
-            if i == 0 and self._overfull:
-                raise self._too_structured() from None
-            return None
-        if found[1] - i > self._most_item:
-            raise self._too_long()
-        if self._is_too_structured(window, i, found[1]):
-            raise self._too_structured()
-        return found
+    def _cut_off(self, error: ValueError | RecursionError, window: str, i: int) -> tuple[Item, int] | None:
+        """Return the object that begins at i and where it ends, without the text behind the longest item, which must
+        not matter: it may be there or not. Return None if the object is not whole yet. Raises BodyError.
+        """
+        if len(window) > (most := i + self._most_item + _NEAR):
+            window = window[:most]
+            try:
+                found: tuple[Item, int] = _decode(window, i)
+            except (ValueError, RecursionError) as another:
+                error = another
+            else:
+                return found
+        if (wrong := self._wrong(error, window, i)) is not None:
+            raise wrong from None
+        if i == 0 and self._overfull:
+            raise self._too_structured() from None
+        return None
 
     def _is_too_structured(self, window: str, i: int, end: int) -> bool:
         """Return whether a part of the window has too many characters outside strings, counted only if all has."""
