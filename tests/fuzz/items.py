@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.http.formats.decoding import refuse_constant
 from proxy.http.formats.items import Items
+from proxy.http.formats.pairs import unique
 from proxy.http.formats.scanning import BodyError, Framing, Item
 from tests.fuzz.steps import chance, pieces
 
@@ -67,9 +68,11 @@ def _as_decoded(ndjson: bool, text: bytes, read: _Read) -> None:
     try:
         if ndjson:
             lines = [line.strip(" \t\r") for line in text.decode().split("\n")]
-            expected: Any = [json.loads(line, parse_constant=refuse_constant) for line in lines if line]
+            expected: Any = [
+                json.loads(line, parse_constant=refuse_constant, object_pairs_hook=unique) for line in lines if line
+            ]
         else:
-            whole = json.loads(text.decode(), parse_constant=refuse_constant)
+            whole = json.loads(text.decode(), parse_constant=refuse_constant, object_pairs_hook=unique)
             members = json.loads(text.decode(), object_pairs_hook=list) if isinstance(whole, dict) else []
             # The name as it is written here, once.
             single = len(members) == 1 and '"messages"' in text.decode()
