@@ -16,6 +16,10 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of a file: 100,000 tokens have as many. A device such as /dev/zero never ends."""
 
 
+_told: set[tuple[str, Path]] = set()
+"""The settings and files of which the log has told that every user may read them. A start reads some several times."""
+
+
 def bounded(file: Path) -> bytes:
     """Return the bytes of a file. Raises OSError, also if it has more than MOST_BYTES."""
     with open(file, "rb") as opened:
@@ -34,12 +38,16 @@ def content(setting: str, file: Path) -> bytes:
 
 
 def secret_content(setting: str, file: Path) -> bytes:
-    """Return the bytes of a file with a secret; if every user of the machine may read it, log a warning.
+    """Return the bytes of a file with a secret; if every user of the machine may read it, log a warning once.
 
     Raises ConfigError.
     """
     read = content(setting, file)
-    if (mode := _mode_open_to_all(file)) is not None:
+    mode = _mode_open_to_all(file)
+    if mode is None:
+        _told.discard((setting, file))
+    elif (setting, file) not in _told:
+        _told.add((setting, file))
         log.warning(
             "%s: every user of this machine can read %r (mode %04o); run chmod o= on it, "
             "and renew the secret if others may have read it",

@@ -75,11 +75,14 @@ def test_a_secret_that_all_may_read_is_told(open_folder: Path, caplog: pytest.Lo
     assert told.startswith(
         f"tokens_file: every user of this machine can read {str(file)!r} (mode 0644); run chmod o= on"
     )
+    assert told_of(file, caplog) == []
     (open_folder / "link").symlink_to(file)
     assert len(told_of(open_folder / "link", caplog)) == 1
     for mode in (0o600, 0o640, 0o440):
         file.chmod(mode)
         assert told_of(file, caplog) == []
+    file.chmod(0o604)
+    assert len(told_of(file, caplog)) == 1
 
 
 def test_a_secret_in_a_folder_of_its_own_is_not_told(open_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
