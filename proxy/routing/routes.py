@@ -12,7 +12,7 @@ from proxy.routing.route import MARK, Route, Target
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
 from proxy.topology.declarations import leads_to
-from proxy.topology.table import Entry, Name, PassReason, Router, Unread
+from proxy.topology.table import NEVER, Entry, Name, PassReason, Router, Unread
 from ring.destination import Destination
 
 MOST_ROUTES = 10_000
@@ -63,6 +63,16 @@ class RouteTable:
         """Return the route of an exchange, or why there is none yet."""
         route = self.routes.get(exchange)
         return route if route is not None else self._make(exchange)
+
+    def found_since(self, exchange: bytes, asked: float) -> Route | Unread:
+        """Return the route of an exchange, by a reading that began since `asked` even if more was declared after it."""
+        found = self.find(exchange)
+        return self.once(exchange, asked) if isinstance(found, Unread) else found
+
+    def read_at(self, name: Name) -> float:
+        """Return when the last good reading of an exchange began, in monotonic seconds; NEVER if none is in force."""
+        entry = self._tables.router.entries.get(name)
+        return entry.read_at if entry is not None else NEVER
 
     def once(self, exchange: bytes, asked: float) -> Route | Unread:
         """Return the route of one publish that has waited since `asked`: later declarations do not hold it up."""

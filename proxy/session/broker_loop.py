@@ -12,7 +12,6 @@ from librt.strings import read_i64_be
 from proxy.session import channel_zero, closing, delivering, links, methods, placement, returns
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import Stale
 from proxy.session.handshake import MOST_FRAME_MAX
 from proxy.session.hidden import HiddenChannel
 from proxy.session.reads import run
@@ -45,17 +44,15 @@ def from_broker(c: Connection, data: bytes) -> None:
         raise BrokerFault(f"a frame that cannot be read: {error}") from None
 
 
-def read_again(c: Connection, exchange: bytes, what: Read, *, in_time: bool = True) -> None:
+def read_again(c: Connection, exchange: bytes, what: Read, asked: float, *, in_time: bool = True) -> None:
     """Go on with the parked messages of an exchange, now that something for them was read, or could not be.
 
-    Where it was not `in_time`, none of them waits for another reading: the rings as they are decide.
+    The reading was asked for at `asked`, monotonic. Where it was not `in_time`, none of them waits for another reading:
+    the rings as they are decide.
     """
     own = c.republishing
-    if isinstance(what, Stale):
-        own.reread = {stale: at for stale, at in own.reread.items() if c.now - at < placement.RECENT}
-        own.reread[what] = c.now
     if in_time:
-        own.parking.was_read(exchange, what)
+        own.parking.was_read(exchange, what, asked)
     else:
         own.parking.give_up(exchange)
     _settle(c)

@@ -182,9 +182,10 @@ class Waiter:
         """Make the readings that the returned messages of an exchange wait for, one at a time, until none is wanted."""
         c = self._connection
         while (wanted := c.republishing.parking.wanted(exchange)) is not None:
+            asked = time.monotonic()
             in_time = await self._shared.reread(c, wanted)
             c.now = time.monotonic()
-            broker_loop.read_again(c, exchange, wanted, in_time=in_time)
+            broker_loop.read_again(c, exchange, wanted, asked, in_time=in_time)
             self._hand_on()
             # These answers may have been all that a channel, or the client, waited for.
             if c.waiting.channels or c.waiting.stalled:

@@ -43,7 +43,7 @@ from proxy.wire.frames import (
 )
 
 RECENT = 1.0
-"""Seconds for which a ring that was read again for a return is not read once more, though it names the same queue."""
+"""Seconds after a reading for which a message that an exchange of the ring has returned asks for no other reading."""
 
 _ID = frozenset({content.STAMP_ID})
 
@@ -51,19 +51,26 @@ _PASSED = frozenset(PassReason) - {PassReason.INTERNAL, PassReason.ABSENT}
 """The reasons for which an exchange gets a message back: the broker takes it there, and routes it."""
 
 
-def place_of(
+def place_of(  # noqa: C901 - one decision, in its order
     c: Connection, message: ReturnedMessage, tried: Collection[Stale | Name], data: bytes, start: int, stop: int
 ) -> Target | Route | Read | None:
     """Return where to publish a message that came back: to a ring's destination, or to the client's own exchange.
 
-    If an exchange must be read first to know it, the result says which; a reading in `tried` is not asked for again.
-    The result is None if the message is not published again. The payload of the message's content header stands in
-    `data` from `start` to `stop`.
+    If an exchange must be read first to know it, the result says which. The readings in `tried` were asked for after
+    the message came back, and are not asked for again. The result is None if the message is not published again. The
+    payload of the message's content header stands in `data` from `start` to `stop`.
+
+    A ring that names the queue which the message came back from tells nothing as long as its reading began before the
+    return: the queue was there then. If the reading began after the return, and knew of it, the queue has been declared
+    and bound anew, and gets the message. No length of time tells the two apart: a queue can be deleted, made anew and
+    deleted again within milliseconds. For the same reason, what clients declare after such a reading began does not
+    count here, or a stream of declarations would leave the message without a ring. MOST_TRIES ends the search where a
+    queue is bound and takes nothing.
     """
     if not _may_go_out(c) or message.tries >= MOST_TRIES or c.table is None:
         return None
     c.expire()
-    found = c.table.find(message.exchange)
+    found = c.table.found_since(message.exchange, message.returned_at)
     if isinstance(found, Unread):
         return _unless_tried(tried, found)
     if not found.stamp or found.shadowed:
@@ -77,15 +84,18 @@ def place_of(
         return found if found.matcher is not None and not message.passed else None
     if choice.target.unread is not None:
         return _unless_tried(tried, choice.target.unread)
-    if message.sent_to is None or choice.target.sent_as != message.sent_to:
-        message.choice = choice
-        return choice.target
-    if message.tells_of_queue:
-        # Only a queue tells of the ring: a message may come back from an exchange of the ring for its own reasons.
+    if message.sent_to is not None and choice.target.sent_as == message.sent_to:
+        if not message.tells_of_queue:
+            # Only a queue tells of the ring: a message may come back from an exchange of it for its own reasons.
+            return None
         message.chosen_by = choice.by.name
-        if not is_recent(c, message.stale(c.vhost)):
-            return _unless_tried(tried, message.stale(c.vhost))
-    return None
+        stale = message.stale(c.vhost)
+        if stale not in tried:
+            return stale
+        if c.table.read_at(stale.name) <= message.returned_at:
+            return None  # It could not be read.
+    message.choice = choice
+    return choice.target
 
 
 def _may_go_out(c: Connection) -> bool:
@@ -94,15 +104,20 @@ def _may_go_out(c: Connection) -> bool:
     return c.republishing.number > 0 and not barred and c.phase <= Phase.LEAVING
 
 
-def is_recent(c: Connection, stale: Stale) -> bool:
-    """Return whether a ring was read again for the same message's end within RECENT seconds."""
-    return c.now - c.republishing.reread.get(stale, -RECENT) < RECENT
+def note_stale(c: Connection, message: ReturnedMessage) -> None:
+    """Have the ring of a message that no queue takes read again, unless a reading has taken its return in.
+
+    An exchange of the ring may return every message for its own reasons, so such returns ask for a reading only if the
+    last one began RECENT seconds ago.
+    """
+    stale = message.stale(c.vhost)
+    since = message.returned_at if message.tells_of_queue else c.now - RECENT
+    if c.table is None or c.table.read_at(stale.name) <= since:
+        c.events.append(stale)
 
 
-def _unless_tried(tried: Collection[Stale | Name], what: Read) -> Read | None:
-    if isinstance(what, Unread):
-        return None if what.refused or what.name in tried else what
-    return None if what in tried else what
+def _unless_tried(tried: Collection[Stale | Name], what: Unread) -> Unread | None:
+    return None if what.refused or what.name in tried else what
 
 
 def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: bytes, start: int, stop: int) -> bool:

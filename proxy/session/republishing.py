@@ -2,7 +2,6 @@
 
 from proxy.session.channel import Channel
 from proxy.session.direction import Direction
-from proxy.session.events import Stale
 from proxy.session.returned import ParkedMessage, Parking, Return, ReturnedMessage
 
 
@@ -39,7 +38,6 @@ class Republishing:
         "parked",
         "parking",
         "released",
-        "reread",
         "returning",
         "tag",
         "to_client",
@@ -51,8 +49,6 @@ class Republishing:
         """Start with no message that came back, and with no channel to publish on."""
         self.parking = Parking()
         """The messages that wait for a reading."""
-        self.reread: dict[Stale, float] = {}
-        """The monotonic time at which each ring was last read again for a message that came back."""
         self.returning: dict[Channel, Return] = {}
         """By channel of the client: the basic.return whose content is not through yet."""
         self.gathering = 0

@@ -28,17 +28,19 @@ class ReturnedMessage:
     """A publish of the client's that came back; it lives until its client is told what became of it."""
 
     __slots__ = (
-        "by_lane", "channel", "choice", "chosen_by", "exchange", "key", "origin", "passed", "put_back", "ring_id",
-        "sent_to", "since", "tag", "tries",
+        "by_lane", "channel", "choice", "chosen_by", "exchange", "key", "origin", "passed", "put_back",
+        "returned_at", "ring_id", "sent_to", "since", "tag", "tries",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, origin: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
-        """`channel` is the client's, `origin` its publish; `since` is when the message came back, monotonic.
+        """`channel` is the client's, `origin` its publish; `since` is when the message came back first, monotonic.
 
         `put_back` holds the entries that were cut from the message's headers table.
         """
         self.channel, self.origin, self.put_back, self.since = channel, origin, put_back, since
         self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
+        self.returned_at = since
+        """The monotonic time at which the message came back last: where it came back from, it has no place since."""
         self.sent_to: Destination | None = None
         """The destination that the message came back from last; for a lane the lane, not the queue behind it."""
         self.by_lane = False
@@ -90,7 +92,10 @@ class ParkedMessage:
         self.bodies: list[bytes] = []
         """The body frames that have come."""
         self.tried: set[Stale | Name] = set()
-        """The readings made for the message, with or without success: none is made twice for one message."""
+        """The readings that were asked for after the message came back, with or without success.
+
+        None of them is made twice for one return.
+        """
         self.given_up = False
         """Whether the message has waited as long as a message may, so that it waits for no other reading."""
 
@@ -99,11 +104,12 @@ class ParkedMessage:
         """The bytes of memory that the message takes, roughly."""
         return _OVERHEAD + len(self.header) + sum(map(len, self.bodies))
 
-    def was_read(self, what: Read) -> None:
-        """Note that something has been read, or could not be."""
+    def was_read(self, what: Read, asked: float) -> None:
+        """Note that something has been read, or could not be, by a reading that was asked for at `asked`, monotonic."""
         if self.unread == what:
             self.unread = None
-            self.tried.add(what.name if isinstance(what, Unread) else what)
+            if self.message.returned_at <= asked:
+                self.tried.add(what.name if isinstance(what, Unread) else what)
 
 
 class Return(NamedTuple):
@@ -189,10 +195,13 @@ class Parking:
         if not others:
             del self._by_exchange[exchange]
 
-    def was_read(self, exchange: bytes, what: Read) -> None:
-        """Note for each message of an exchange that something has been read, or could not be."""
+    def was_read(self, exchange: bytes, what: Read, asked: float) -> None:
+        """Note for each message of an exchange that something has been read, or could not be.
+
+        The reading was asked for at `asked`, monotonic. It tells nothing of a message that came back since.
+        """
         for parked in self._by_exchange.get(exchange, ()):
-            parked.was_read(what)
+            parked.was_read(what, asked)
 
     def give_up(self, exchange: bytes) -> None:
         """Let no message of an exchange wait for a reading any more."""

@@ -98,7 +98,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
             c.republishing.expect(channel, Return(b"", left, message))
             c.republishing.gathering += 1
         return b""
-    _note_unroutable(c, message, stamped=unstamped is None)
+    _note_unroutable(c, message)
     # An unstamped message may be another publish's that asked for mandatory: a return too many harms nobody.
     if origin.asked or unstamped is not None:
         return _return_frames(c, message, frame, data, i, end)
@@ -173,10 +173,7 @@ def _send_again(c: Connection, parked: ParkedMessage) -> None:
 def _give_back(c: Connection, parked: ParkedMessage) -> None:
     """Give a message that no queue takes back to its client, if it asked for mandatory, with an answer behind it."""
     message, frames = parked.message, b""
-    stale = message.stale(c.vhost)
-    if not placement.is_recent(c, stale):
-        c.events.append(stale)
-        c.republishing.reread[stale] = c.now
+    placement.note_stale(c, message)
     if message.origin.asked and placement.is_awaited(c, message):
         frames = _return_frames(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
             FRAME.pack(BODY, message.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
@@ -192,13 +189,10 @@ def _give_back(c: Connection, parked: ParkedMessage) -> None:
         message.channel.coming = parked.left if frames else 0
 
 
-def _note_unroutable(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None:
+def _note_unroutable(c: Connection, message: ReturnedMessage) -> None:
     """Note what became of a message that no queue takes; its client's answer waits for the broker's."""
     origin, confirms = message.origin, message.channel.confirms
-    if not placement.is_recent(c, message.stale(c.vhost)):
-        c.events.append(message.stale(c.vhost))
-        if stamped:
-            c.republishing.reread[message.stale(c.vhost)] = c.now
+    placement.note_stale(c, message)
     if confirms.answered and origin.number > confirms.low:
         confirms.came_back(origin.number, _settlement(message))
     else:
@@ -371,7 +365,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own.end_return()
     if message is None:
         return b""
-    message.sent_to = _destination(sent_to, sent_key)
+    message.sent_to, message.returned_at = _destination(sent_to, sent_key), c.now
     to = placement.place_of(c, message, (), data, start, stop) if placement.is_awaited(c, message) else None
     if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
         own.take(message)

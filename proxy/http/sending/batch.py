@@ -271,21 +271,21 @@ class Batch:
 
     async def _send_again(self) -> None:
         """Read the rings again, then send the messages that came back and those behind them, in order."""
-        again = deque(sorted(self._returned))
+        again, since = deque(sorted(self._returned)), time.monotonic()
         self._returned, self._waiting = [], set()
         try:
             await self._refresh(self._entries[index] for index in again)
             while again:
-                await self._send_one_again(again[0])
+                await self._send_one_again(again[0], since)
                 again.popleft()
         finally:
             self._returned += again
 
-    async def _send_one_again(self, index: int) -> None:
+    async def _send_one_again(self, index: int, since: float) -> None:
         entry = self._entries[index]
         message, before = entry.message, entry.placement
         assert message is not None
-        if before is not None and not self._dispatch.moved(self._handle, message, before):
+        if before is not None and not self._dispatch.goes_again(self._handle, message, before, since):
             result = judged(before, entry.came_back_with)
             self._fail(entry, result, is_retryable(entry.placement, result))
             return

@@ -62,6 +62,11 @@ class Placement:
         """The destination that the publish names: the lane, if one leads to `where`; None for the exchange itself."""
         return self.choice.target.sent_as if self.choice is not None and self.reason is None else None
 
+    @property
+    def chosen_by(self) -> Name:
+        """The exchange whose ring chose the destination, which may be behind another; else the route's own exchange."""
+        return self.choice.by.name if self.choice is not None and self.reason is None else self.route.name
+
     def ordering_key(self, key: bytes | None) -> OrderingKey:
         """Return the ordering key of the message, whose routing key is `key`: messages that share it stay in order."""
         choice, route = self.choice, self.route
@@ -377,12 +382,20 @@ class Dispatch:
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
 
-    def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
-        """Return whether a message that came back would be sent elsewhere now, as far as is known."""
-        route = self._table(handle.group).find(handle.exchange)
+    def goes_again(self, handle: ExchangeHandle, message: Message, placement: Placement, since: float) -> bool:
+        """Return whether a message that had come back by `since`, monotonic, is to be sent again.
+
+        Either it would be sent elsewhere now, or the ring still chooses the same queue by a reading that began after
+        the message came back: then the queue has been declared and bound anew (`proxy/session/placement.py`).
+        """
+        table = self._table(handle.group)
+        route = table.find(handle.exchange)
         if isinstance(route, Unread):
             return True
-        return self._place(route, message.key or b"", message).sent_as != placement.sent_as
+        now = self._place(route, message.key or b"", message)
+        if now.sent_as != placement.sent_as:
+            return True
+        return now.where is not None and now.where.kind == "queue" and table.read_at(now.chosen_by) > since
 
     def came_back(self, placement: Placement, result: PublishResult) -> bool:
         """Return whether a message is surely in no queue, so that it may be sent again.
@@ -404,10 +417,8 @@ class Dispatch:
 
         It waits no longer than a look-up may take.
         """
-        names, gone = {placement.route.name}, set()
+        names, gone = {placement.route.name, placement.chosen_by}, set()
         if placement.choice is not None and placement.reason is None:
-            # With rings behind rings, the one that chose.
-            names.add(placement.choice.by.name)
             gone = {placement.choice.target.sent_as}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lookup_timeout):

@@ -1,6 +1,7 @@
 """The sending of one message over HTTP, which is sent again if it comes back."""
 
 import asyncio
+import time
 
 from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
@@ -37,8 +38,9 @@ class Single:
             result = await self._result
             if not self._dispatch.came_back(self.placement, result):
                 return result
+            since = time.monotonic()
             await self._dispatch.refresh(self.placement, "a message did not reach it")
-            if not self._dispatch.moved(self._handle, self._message, self.placement):
+            if not self._dispatch.goes_again(self._handle, self._message, self.placement, since):
                 return result
             self._result = self._loop.create_future()
             came_from = self.placement

@@ -684,7 +684,6 @@ async def test_nothing_is_late_while_the_broker_is_not_read_for_what_waits(
     broker = await ends.rerouted()
     ends.rings.answers.clear()
     broker.taken()
-    ends.session.connection.republishing.reread.clear()
     ends._wire.router.put((VHOST, "x"), known(QUEUES, read_at=time.monotonic()))
     for _ in range(10):
         ends.of_broker(back(ends.of_client(message(1, b"x", LOST[1], bytes(MOST_PARKED // 10 + 1000)))))

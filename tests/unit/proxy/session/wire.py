@@ -262,6 +262,10 @@ def ring(*destinations: Destination, hashed: HashedValue = ROUTING_KEY) -> Known
     return KnownRing.of(_ring(destinations), hashed, CONSISTENT_HASH)
 
 
+A_MOMENT = 0.001
+"""Seconds from a message's return to the reading that it is the reason for."""
+
+
 def known(
     ring: KnownRing | None, passed: PassReason | None = None, internal: bool = False, read_at: float = NOW
 ) -> Entry:
@@ -363,7 +367,7 @@ class Wire:
     def reread(self, entries: Mapping[str, Entry | KnownRing | None]) -> tuple[bytes, bytes]:
         """What goes to either side once what a message that came back waits for has been read, as a session does it.
 
-        `entries` are what was found; None for an exchange that is gone.
+        `entries` are what was found; None for an exchange that is gone. One that is not among them could not be read.
         """
         wanted = self.awaited
         assert wanted is not None
@@ -371,8 +375,10 @@ class Wire:
             if what is None:
                 self.router.drop((VHOST, name))
             else:
-                self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
-        broker_loop.read_again(self.c, self.c.republishing.parking.exchanges[0], wanted)
+                entry = what if isinstance(what, Entry) else known(what)
+                self.router.put((VHOST, name), replace(entry, read_at=self.c.now + A_MOMENT))
+        broker_loop.read_again(self.c, self.c.republishing.parking.exchanges[0], wanted, self.c.now)
+        self.c.now += 2 * A_MOMENT
         return self.to_broker(), self.to_client()
 
     @property

@@ -72,7 +72,7 @@ class FakeDispatch(Dispatch):
     def settle(self, index: int, verdict: PublishResult) -> None:
         self.waiting.pop(index).settled(index, verdict)
 
-    def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
+    def goes_again(self, handle: ExchangeHandle, message: Message, placement: Placement, since: float) -> bool:
         return self.now is not None and self.now.where != placement.where
 
     def came_back(self, placement: Placement, result: PublishResult) -> bool:
