@@ -69,6 +69,10 @@ _REFUSALS: Final = {
 """By method, the reason why the name of a group does not take it."""
 
 
+_STORED: Final = frozenset({QUEUE_DECLARE, QUEUE_BIND, QUEUE_UNBIND, QUEUE_DELETE})
+"""The methods whose names RabbitMQ changes before it looks for the queue (`requests.stored`)."""
+
+
 class Step(IntEnum):
     """The steps of a question about a name; each one is named after the answer that is awaited."""
 
@@ -106,6 +110,8 @@ def take(c: Connection, channel: Channel, method: int, data: bytes, i: int, end:
         return closing.refusal(c, channel, *_refusal(question.name, method), method)
     if method != QUEUE_DECLARE:
         name = requests.meant(channel, name)
+    if method in _STORED:
+        name = requests.stored(name)
     group = consuming.group_named(c, name) if name else ""
     if not group:
         return _pass(c, channel, method, data, i, end)

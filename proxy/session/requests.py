@@ -69,6 +69,16 @@ _CHANGE_NO_RING = (0, QUEUE_DECLARE)
 _PASSIVE = 1
 
 
+def stored(name: bytes) -> bytes:
+    """Return the name under which RabbitMQ keeps what a method declares, deletes, binds or unbinds as `name`.
+
+    RabbitMQ takes CR and LF out of the names of exchanges and queues in these methods (`strip_cr_lf` in its
+    rabbit_channel). It leaves them in binding keys, and in the names that a method publishes to, consumes from, gets
+    from or purges.
+    """
+    return name.replace(b"\n", b"").replace(b"\r", b"") if b"\n" in name or b"\r" in name else name
+
+
 def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Note what the -ok will mean; return the frame with nowait cleared, or None if nowait was not set."""
     if channel.state != ChannelState.OPEN:
@@ -141,26 +151,44 @@ def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
 def _declaration(channel: Channel, request: Pending) -> Declaration | None:
     """Return the declaration that a request has made; None if it touches no ring."""
     try:
-        names = [name.decode() for name in request.names]
-        last_queue = channel.last_queue.decode()
+        return _in_words(request, *(name.decode() for name in _as_stored(channel, request)))
     except UnicodeDecodeError:
         return None
+
+
+def _as_stored(channel: Channel, request: Pending) -> tuple[bytes, ...]:
+    """Return a request's names and binding key as RabbitMQ keeps them.
+
+    An empty name of a queue stands for the last queue declared, and with it an empty key. RabbitMQ looks at that before
+    it takes anything out of the name.
+    """
+    match request.method, request.names:
+        case method, (queue,) if method == QUEUE_DELETE:
+            return (stored(queue or channel.last_queue),)
+        case method, (name, *others) if method in (EXCHANGE_DECLARE, EXCHANGE_DELETE):
+            return stored(name), *others
+        case method, (destination, source, key) if method in (QUEUE_BIND, QUEUE_UNBIND) and not destination:
+            return stored(channel.last_queue), stored(source), key or channel.last_queue
+        case _, (destination, source, key):
+            return stored(destination), stored(source), key
+        case _:
+            return request.names
+
+
+def _in_words(request: Pending, name: str, source: str = "", key: str = "") -> Declaration | None:
+    """Return the declaration of a request with these names; `source` is the type of an exchange that is declared."""
     match request.method:
         case method if method == EXCHANGE_DECLARE:
-            return ExchangeDeclared(names[0], names[1])
+            return ExchangeDeclared(name, source)
         case method if method == EXCHANGE_DELETE:
-            return ExchangeDeleted(names[0])
+            return ExchangeDeleted(name)
         case method if method == QUEUE_DELETE:
-            return QueueDeleted(names[0] or last_queue)
+            return QueueDeleted(name)
         case method if method in (EXCHANGE_BIND, EXCHANGE_UNBIND):
-            destination, source, key = names
             kind = BindingAdded if method == EXCHANGE_BIND else BindingRemoved
-            return kind(source, Destination("exchange", destination), key, request.plain)
+            return kind(source, Destination("exchange", name), key, request.plain)
         case method if method in (QUEUE_BIND, QUEUE_UNBIND):
-            queue, source, key = names
-            # An empty name stands for the last queue declared, and with it an empty key.
-            key = last_queue if not queue and not key else key
             kind = BindingAdded if method == QUEUE_BIND else BindingRemoved
-            return kind(source, Destination("queue", queue or last_queue), key, request.plain)
+            return kind(source, Destination("queue", name), key, request.plain)
         case _:
             return None

@@ -189,7 +189,7 @@ def dispatched(rng: Random, say: Say) -> None:
         if isinstance(step, Placement):
             say((str(step.where), step.reason, step.ordering_key(key)))
             attempt(say, dispatch.ordering_key_of, handle, message)
-            attempt(say, dispatch.moved, handle, message, step)
+            attempt(say, dispatch.goes_again, handle, message, step, it.router.clock())
         else:
             step.close()
             say("waits")

@@ -1,17 +1,20 @@
 """A program that declares, binds and publishes at once works unchanged: each publish meets what was declared before."""
 
 import itertools
+import struct
 
 import pytest
 from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
+from pamqp.header import ContentHeader
 
+from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import management_front
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import Client, Wire, encoded, publishing
+from tests.integration.wire_client import Client, Wire, encoded, port_of, publishing, raw_frame, short
 
 pytestmark = pytest.mark.versions
 
@@ -288,3 +291,133 @@ def test_declared_on_a_broker_whose_management_api_lags(
             peer.confirm(1, len(keys) + 1, after=1)
             assert sidecar.weights(vhost.name, "orders") == {"q1": 1, "q2": 1}
     assert landed(vhost) == {"before": "q1"} | {key: owner(["q1", "q2"], key) for key in keys}
+
+
+# Names as the broker has them: it takes CR and LF out of those that a declaration has.
+
+
+def frame_of(form: str, *names: str, channel: int = 1) -> bytes:
+    """Return a method with these names, its bits clear and its table empty: pamqp takes no such names."""
+    ids, arguments = FORMS_OF_NAMES[form]
+    payload = struct.pack(">HHH", *ids, 0) + b"".join(short(name.encode()) for name in names) + arguments
+    return raw_frame(1, channel, payload)
+
+
+_DURABLE, _PASSIVE, _NOTHING, _NO_TABLE = b"\2", b"\1", b"\0", bytes(4)
+FORMS_OF_NAMES = {
+    "exchange.declare": ((40, 10), _DURABLE + _NO_TABLE),
+    "exchange.declare, passive": ((40, 10), _PASSIVE + _NO_TABLE),
+    "exchange.delete": ((40, 20), _NOTHING),
+    "exchange.bind": ((40, 30), _NOTHING + _NO_TABLE),
+    "exchange.unbind": ((40, 40), _NOTHING + _NO_TABLE),
+    "queue.declare": ((50, 10), _DURABLE + _NO_TABLE),
+    "queue.declare, passive": ((50, 10), _PASSIVE + _NO_TABLE),
+    "queue.bind": ((50, 20), _NOTHING + _NO_TABLE),
+    "queue.unbind": ((50, 50), _NO_TABLE),
+    "queue.delete": ((50, 40), _NOTHING),
+    "queue.purge": ((50, 30), _NOTHING),
+    "basic.get": ((60, 70), _NOTHING),
+    "basic.publish": ((60, 40), _NOTHING),
+}
+
+
+def ask(peer: Wire, form: str, *names: str, channel: int = 1) -> None:
+    """Send such a method, and read its -ok."""
+    peer.send(frame_of(form, *names, channel=channel))
+    at, answer = peer.read()
+    assert at == channel
+    assert isinstance(answer, base.Frame)
+    assert answer.name.lower() == form.split(",")[0] + "ok", answer
+
+
+def refused(peer: Wire, form: str, *names: str, channel: int = 1) -> int:
+    """Send such a method, and return the reply code with which the channel is closed for it."""
+    peer.send(frame_of(form, *names, channel=channel))
+    if form == "basic.publish":
+        peer.tell(channel, ContentHeader(0, 0, Basic.Properties()))
+    closed = peer.expect(channel, Channel.Close)
+    peer.tell(channel, Channel.CloseOk())
+    return closed.reply_code or 0
+
+
+def test_a_queue_bound_under_a_name_with_line_ends_gets_its_messages(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel()
+        made(peer, "orders", ["q1"])
+        peer.publish(1, "orders", "k", b"first")
+        peer.confirm(1)
+        ask(peer, "queue.declare", "q2\n")
+        ask(peer, "queue.bind", "q\r2\n", "\norders", "1")
+        keys = [f"key {n}" for n in range(30)]
+        for key in keys:
+            peer.publish(1, "orders", key, key.encode())
+        peer.confirm(1, 31, 1)
+        assert landed(vhost) == {"first": "q1"} | {key: owner(["q1", "q2"], key) for key in keys}
+        ask(peer, "queue.unbind", "q2\n", "orders\n", "1")
+        for key in keys:
+            peer.publish(1, "orders", key, key.encode())
+        peer.confirm(1, 61, 31)
+        assert landed(vhost) == dict.fromkeys(keys, "q1")
+
+
+def test_an_exchange_deleted_under_a_name_with_line_ends_is_gone(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel()
+        made(peer, "orders", QUEUES)
+        peer.publish(1, "orders", "k", b"first")
+        peer.confirm(1)
+        ask(peer, "exchange.delete", "orders\n")
+        assert refused(peer, "basic.publish", "orders", "k") == 404
+
+
+def test_an_exchange_declared_under_a_name_with_line_ends_has_the_name_without(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """A publish finds it by that name alone, and learns at once that the other one does not exist."""
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel()
+        ask(peer, "exchange.declare", "g\n", HASH)
+        peer.ask(1, Queue.Declare(queue="q1", durable=True), Queue.DeclareOk)
+        peer.ask(1, bind("q1", "g"), Queue.BindOk)
+        peer.publish(1, "g", "k", b"first")
+        peer.confirm(1)
+        assert refused(peer, "basic.publish", "g\n", "k") == 404
+    assert landed(vhost) == {"first": "q1"}
+    assert sidecar.publish("g\n", "k", b"third", vhost=vhost.name).status == 404
+
+
+@pytest.mark.long
+def test_the_broker_takes_line_ends_out_of_the_names_in_these_methods_alone(
+    broker: Broker, vhost: VirtualHost, client: Client
+) -> None:
+    """As `requests.stored` has it."""
+    vhost.exchange("x", "fanout")
+    vhost.exchange("y", "fanout")
+    vhost.queue("q")
+    with client.session(port_of(broker.amqp_url), vhost.name) as peer:
+        peer.channel()
+        ask(peer, "exchange.declare", "x\n", "fanout")
+        ask(peer, "exchange.declare, passive", "\rx", "fanout")
+        ask(peer, "exchange.bind", "y\n", "x\r\n", "k\n")
+        ask(peer, "queue.declare", "q\n")
+        ask(peer, "queue.declare, passive", "\nq")
+        ask(peer, "queue.bind", "q\n", "x\r", "k\n")
+        found = [b for b in vhost.api.ask("GET", "bindings", vhost.name) if b["source"]]
+        shown = [(b["source"], b["destination"], b["routing_key"]) for b in found]
+        assert sorted(shown) == [("x", "q", "k\n"), ("x", "y", "k\n")]
+        ask(peer, "exchange.unbind", "y\r", "\nx", "k\n")
+        ask(peer, "queue.unbind", "\rq", "x\n", "k\n")
+        assert [b for b in vhost.api.ask("GET", "bindings", vhost.name) if b["source"]] == []
+        for number, (form, *names) in enumerate(
+            [("queue.purge", "q\n"), ("basic.get", "q\n"), ("basic.publish", "x\n", "k")], 2
+        ):
+            peer.channel(number)
+            assert refused(peer, form, *names, channel=number) == 404, form
+        ask(peer, "queue.delete", "q\r")
+        ask(peer, "exchange.delete", "x\n")
+    assert vhost.queues() == []
+    assert vhost.api.ask("GET", "exchanges", vhost.name, "x") is None

@@ -31,12 +31,12 @@ def slow(start_sidecar: StartSidecar) -> Sidecar:
     return start_sidecar(sync_interval="600")
 
 
-def make(peer: Wire, **arguments: bool) -> bool:
+def make(peer: Wire, *, durable: bool = False, exclusive: bool = False) -> bool:
     """Declare and bind the queue that was deleted, on a client's first channel; return whether the broker let it.
 
     RabbitMQ may still have an exclusive queue for a moment after its connection was closed, and then says 405.
     """
-    peer.tell(1, Queue.Declare(queue=GONE, **arguments))
+    peer.tell(1, Queue.Declare(queue=GONE, durable=durable, exclusive=exclusive))
     if not isinstance(peer.read()[1], Queue.DeclareOk):
         return False
     peer.ask(1, Queue.Bind(queue=GONE, exchange="orders", routing_key="1"), Queue.BindOk)

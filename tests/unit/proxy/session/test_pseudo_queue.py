@@ -18,6 +18,7 @@ from tests.unit.proxy.session.wire import (
     made,
     message,
     method,
+    short,
     split,
     text_of,
 )
@@ -310,6 +311,20 @@ def test_an_empty_name_stands_for_the_group_that_was_declared_last() -> None:
     wire.c.channels[1].last_queue = b"x"
     behind = made(1, Queue.Declare(queue="")) + made(1, Queue.Bind(exchange="e"))
     assert wire.client(behind) == behind
+
+
+@pytest.mark.parametrize("name", ["x\n", "\r\nx", "\nx"])
+def test_the_name_is_the_one_that_the_broker_would_look_for(name: str) -> None:
+    """RabbitMQ takes line ends out of it in these methods, and not in the others."""
+    text = short(name)
+    for ids, arguments in (((50, 10), b"\0" * 5), ((50, 20), b"\0" * 7), ((50, 50), b"\0" * 6), ((50, 40), b"\0")):
+        wire = Grouping()
+        sent = split(wire.client(method(1, *ids, b"\0\0" + text + arguments)))
+        assert [each.id for each in sent] == [(20, 10), (50, 10), (40, 10)], ids
+        assert sent[1].whole == made(sent[0].channel, Queue.Declare(queue="x", passive=True))
+    for ids in ((50, 30), (60, 70)):
+        other = method(1, *ids, b"\0\0" + short("\nx") + b"\0")
+        assert Grouping().client(other) == other
 
 
 def test_other_names_and_sessions_without_groups_pass() -> None:

@@ -194,6 +194,54 @@ def test_an_empty_name_is_the_last_queue_declared(pipelined: bool) -> None:
     ]
 
 
+NAMES = {
+    "orders\n": "orders",
+    "\norders": "orders",
+    "or\rd\r\ners": "orders",
+    "orders": "orders",
+    "orders\t": "orders\t",
+    "orders ": "orders ",
+    "orders\v\f\x85\u2028": "orders\v\f\x85\u2028",
+    "\r\n": "",
+}
+"""By name as a client may give it: the name that RabbitMQ keeps."""
+
+KEPT = {
+    "exchange.declare": lambda name: ExchangeDeclared(name, "x-consistent-hash"),
+    "exchange.delete": ExchangeDeleted,
+    "exchange.bind": lambda name: BindingAdded(name, exchange(name), "1\n"),
+    "exchange.unbind": lambda name: BindingRemoved(name, exchange(name), "1\n"),
+    "queue.bind": lambda name: BindingAdded(name, queue(name), "1\n"),
+    "queue.unbind": lambda name: BindingRemoved(name, queue(name), "1\n"),
+    "queue.delete": QueueDeleted,
+}
+"""By method: what it declares if every name in it is the given one; the binding key is kept as it is."""
+
+
+def names_in(what: str, name: str) -> bytes:
+    if what == "exchange.declare":
+        return short(name) + short("x-consistent-hash")
+    return short(name) + short(name) + short("1\n") if "bind" in what else short(name)
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_names_are_those_that_the_broker_keeps(what: str) -> None:
+    for name, kept in NAMES.items():
+        form, w = FORMS[what]._replace(names=names_in(what, name)), Wire()
+        asked = request(form, 0)
+        assert w.client(asked) == asked, "the broker gets the name as it is"
+        w.broker(form.ok)
+        assert declared(w) == [KEPT[what](kept)], (what, name)
+
+
+def test_a_name_of_nothing_but_line_ends_is_not_the_last_queue_declared() -> None:
+    """RabbitMQ looks for an empty name before it takes them out."""
+    w = Wire()
+    w.client(declare_queue("q") + bind(b"\n", b""))
+    w.broker(QUEUE_DECLARE_OK + BIND_OK)
+    assert declared(w) == [BindingAdded("x", queue(""), "")]
+
+
 @pytest.mark.parametrize("name", ["exchange.declare", "exchange.delete", "exchange.bind", "queue.bind", "queue.unbind"])
 def test_names_that_are_not_utf8_are_no_exchanges(name: str) -> None:
     """RabbitMQ refuses them; nothing is told, and nothing breaks."""
