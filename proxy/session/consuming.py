@@ -15,7 +15,7 @@ from proxy.session.connection import Connection
 from proxy.session.end import SHUTTING_DOWN
 from proxy.session.hidden import Consumer
 from proxy.session.links import EXCLUSIVE, NO_ACK, NOWAIT
-from proxy.session.numbering import Joining, Numbering
+from proxy.session.numbering import UNSURE, Joining, Numbering
 from proxy.session.state import ChannelState
 from proxy.wire import table
 from proxy.wire.frames import (
@@ -157,8 +157,7 @@ def _mistake(
     if channel.transactional:
         return PRECONDITION_FAILED, f"group '{group}' cannot be consumed on a channel with transactions"
     if numbering.unsure:
-        text = f"group '{group}': too many deliveries of this channel were acked out of order; use another channel"
-        return RESOURCE_ERROR, text
+        return RESOURCE_ERROR, f"group '{group}': {UNSURE}"
     if consuming.draining:
         return RESOURCE_ERROR, f"group '{group}': {SHUTTING_DOWN}"
     if len(consuming.consumers) >= consuming.most:

@@ -311,8 +311,7 @@ def open_untimed(c: Connection, consumer: Consumer, link: Link, code: int, text:
 def close_unsettled(c: Connection, before: float) -> None:
     """Close the links that are leaving and hold a delivery made before a time, monotonic: their clients do not ack."""
     for hidden in list(consuming_of(c).leaving):
-        at = hidden.numbering.oldest().get(hidden)
-        if at is not None and at < before and not hidden.closing:
+        if hidden.first is not None and hidden.first.at < before and not hidden.closing:
             close(c, hidden)
     flush(c)
 

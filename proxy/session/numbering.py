@@ -3,13 +3,19 @@
 A member's deliveries come over hidden channels, one for each shard, and each of them counts its delivery tags from 1.
 The client knows one channel only. So every delivery gets the next number of that channel, and an ack of a number goes
 to the channel and the delivery tag that the number stands for.
+
+A client may hold hundreds of thousands of deliveries and answer them in any order, one by one. So no answer looks
+through them. Each delivery knows its neighbours in two orders: among all of the client's channel, for an answer to all
+up to a number, and among those of its source, whose first is the oldest. A delivery holds the one after it as an
+object and the one before it as a number: with objects both ways the memory of all would wait for the collector.
 """
 
 from collections import deque
+from heapq import heappop, heappush
 from typing import Final
 
-from proxy.groups.member import Link, Member
-from proxy.wire.frames import BODY, FRAME, METHOD, U16, UNEXPECTED_FRAME, Fault
+from proxy.groups.member import Link, LinkState, Member
+from proxy.wire.frames import BASIC_NACK, BASIC_REJECT, BODY, FRAME, METHOD, U16, UNEXPECTED_FRAME, Fault
 
 MOST_UNACKED: Final = 1 << 18
 """The most unacked deliveries of one channel with members: enough for the default prefetch of as many shards as there
@@ -18,11 +24,16 @@ may be. Each takes some 200 bytes."""
 MOST_OUT_OF_ORDER: Final = 1 << 16
 """The most acks of one channel that may come out of order before the first member."""
 
+UNSURE: Final = (
+    f"over {MOST_OUT_OF_ORDER} deliveries of ordinary consumers on this channel lack an ack, or were acked out of"
+    " order; use another channel"
+)
+"""The reason why a channel that is `Numbering.unsure` takes no member."""
+
 MOST_HELD: Final = 1 << 24
 """The most bytes of the broker that may wait until one content is sent whole on a client's channel."""
 
-_NONE: Final = 1 << 62
-"""A delivery tag above all others."""
+_LEAVING: Final = LinkState.LEAVING.value
 
 _ACK_SIZE: Final = 13
 """Bytes of the payload of basic.ack, basic.nack and basic.reject: method, delivery tag, bits."""
@@ -31,7 +42,9 @@ _ACK_SIZE: Final = 13
 class Source:
     """One channel of the broker connection whose deliveries go to a client's channel: that channel, or a hidden one."""
 
-    __slots__ = ("body_start", "ended", "left", "link", "number", "numbering", "returning", "settle_start")
+    __slots__ = (
+        "body_start", "ended", "final", "first", "left", "link", "number", "numbering", "returning", "settle_start",
+    )  # fmt: skip
 
     def __init__(self, number: int, numbering: "Numbering", link: Link | None = None) -> None:
         """`link` is the link of a hidden channel; None for the client's channel, and for a channel without link."""
@@ -42,23 +55,65 @@ class Source:
         """The first bytes of a body frame on the client's channel, up to the payload's size."""
         self.left = 0
         """Bytes still to come of the body of the content under way; -1 before its content header."""
+        self.first: Delivery | None = None
+        """The oldest delivery that the client has not settled; None if there is none."""
+        self.final: Delivery | None = None
+        """The newest delivery that the client has not settled; None if there is none."""
         self.returning: list[int] = []
-        """The broker's tags of deliveries that the client has returned and the broker has yet to hear of.
+        """A heap of the deliveries that the client has returned and the broker has yet to hear of.
 
-        They wait for those before them, or, once the member has left, for the end of the link.
+        Each is the broker's tag times two, plus one if the client has returned it by basic.nack, else by basic.reject.
+        They wait for those before them and for a moment or, once the member has left, for the end of the link.
         """
         self.ended = False
         """Whether the channel takes no acks any more, as its messages have gone back to their queue."""
+
+    def keep(self, tag: int, method: int) -> None:
+        """Keep a delivery that the client has returned by basic.reject or basic.nack, until the broker may have it."""
+        heappush(self.returning, tag << 1 | (method == BASIC_NACK))
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a returned delivery waits for none before it any more.
+
+        If it went back while the client holds earlier ones and the link ended then, the next member would get it before
+        them.
+        """
+        first = self.first
+        return bool(self.returning) and (first is None or self.returning[0] >> 1 < first.tag)
+
+    def take_returned(self, most: int) -> list[tuple[int, int]]:
+        """Return the tags and methods of returned deliveries that wait for none before them, ascending; `most` of them.
+
+        Each method is BASIC_NACK or BASIC_REJECT, as the client has it: RabbitMQ 4.3 counts only the latter towards a
+        queue's delivery limit.
+        """
+        taken: list[tuple[int, int]] = []
+        while len(taken) < most and self.may_return:
+            taken.append(returned(heappop(self.returning)))
+        return taken
+
+
+def returned(kept: int) -> tuple[int, int]:
+    """Return the tag and the method of an element of `Source.returning`."""
+    return kept >> 1, BASIC_NACK if kept & 1 else BASIC_REJECT
 
 
 class Delivery:
     """One delivery that the client has not settled."""
 
-    __slots__ = ("at", "source", "tag")
+    __slots__ = ("after", "after_in_source", "at", "before", "before_in_source", "number", "source", "tag")
 
-    def __init__(self, source: Source, tag: int, at: float) -> None:
+    def __init__(self, source: Source, tag: int, number: int, at: float) -> None:
         """`tag` is the broker's delivery tag on the channel of `source`; `at` is the time, monotonic."""
-        self.source, self.tag, self.at = source, tag, at
+        self.source, self.tag, self.number, self.at = source, tag, number, at
+        self.before = self.before_in_source = 0
+        """The numbers of the unsettled deliveries before this one, of the client's channel and of the source; 0 for
+        none."""
+        self.after: Delivery | None = None
+        """The next unsettled delivery of the client's channel; None if this is the newest."""
+        self.after_in_source: Delivery | None = None
+        """The next unsettled delivery of the source; None if this is the newest."""
 
 
 class Joining:
@@ -102,8 +157,8 @@ class Numbering:
     """
 
     __slots__ = (
-        "_above", "_low", "base", "busy", "cancelled", "gets", "held", "held_size", "joining", "last", "number", "own",
-        "prefetch", "question", "requests", "started", "tags", "told", "unacked", "unsure",
+        "_above", "_final", "_first", "_lost", "_low", "_top", "base", "busy", "cancelled", "gets", "held", "held_size",
+        "joining", "last", "number", "own", "prefetch", "question", "requests", "started", "tags", "told", "unacked",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -118,12 +173,15 @@ class Numbering:
         self.base = 0
         """The last number that is the broker's own delivery tag on the client's channel."""
         self.unacked: dict[int, Delivery] = {}
-        """The deliveries above `base` that the client has not settled, by number, ascending."""
-        self._low = 0
+        """The deliveries above `base` that the client has not settled, by number."""
+        self._first: Delivery | None = None
+        self._final: Delivery | None = None
+        # The oldest and the newest of `unacked`.
+        self._low = self._top = 0
         self._above: set[int] = set()
-        # All numbers up to _low, and those in _above, are settled; of numbers up to `base` only.
-        self.unsure = False
-        """Whether so many acks came out of order that it is not known which numbers up to `last` are settled."""
+        self._lost = False
+        # Of numbers up to `base` only: all up to _low, those in _above, and those above _top are settled. Once there
+        # are too many in _above, they are lost.
         self.prefetch = 0
         """The prefetch for links of members that join from now on; 0 if the client has not set one."""
         self.tags: dict[bytes, bool] = {}
@@ -148,16 +206,59 @@ class Numbering:
         self.told: list[bytes] = []
         """Frames of this proxy's for the client's channel that wait for the end of the content."""
 
+    @property
+    def unsure(self) -> bool:
+        """Whether too many deliveries up to `last` lack an ack, or were acked out of order, to know each of them."""
+        return self._lost or (not self.started and self.last - self._low > MOST_OUT_OF_ORDER)
+
     def start(self) -> None:
-        """Give every delivery from now on a number of this proxy's, since a member comes."""
+        """Give every delivery from now on a number of this proxy's, since a member comes; not while it is `unsure`."""
         if not self.started:
             self.started, self.base = True, self.last
+            self._top = self.base
 
     def add(self, source: Source, tag: int, now: float) -> int:
         """Return the number of a delivery that the client is to settle; call it only once members have come."""
-        self.last += 1
-        self.unacked[self.last] = Delivery(source, tag, now)
-        return self.last
+        number = self.last = self.last + 1
+        delivery = self.unacked[number] = Delivery(source, tag, number, now)
+        final, final_in_source = self._final, source.final
+        if final is None:
+            self._first = delivery
+        else:
+            final.after, delivery.before = delivery, final.number
+        if final_in_source is None:
+            source.first = delivery
+        else:
+            final_in_source.after_in_source, delivery.before_in_source = delivery, final_in_source.number
+        self._final = source.final = delivery
+        return number
+
+    def _remove(self, delivery: Delivery) -> None:
+        """Forget a delivery that is settled."""
+        unacked, source, link = self.unacked, delivery.source, delivery.source.link
+        del unacked[delivery.number]
+        before = unacked[delivery.before] if delivery.before else None
+        after, delivery.after = delivery.after, None
+        if before is None:
+            self._first = after
+        else:
+            before.after = after
+        if after is None:
+            self._final = before
+        else:
+            after.before = delivery.before
+        before = unacked[delivery.before_in_source] if delivery.before_in_source else None
+        after, delivery.after_in_source = delivery.after_in_source, None
+        if before is None:
+            source.first = after
+        else:
+            before.after_in_source = after
+        if after is None:
+            source.final = before
+        else:
+            after.before_in_source = delivery.before_in_source
+        if link is not None:
+            link.unacked -= 1
 
     def add_settled(self) -> int:
         """Return the number of a delivery without acks; call it only once members have come."""
@@ -168,7 +269,7 @@ class Numbering:
         """Note a delivery of the client's own channel that passes with its tag, while there are no members."""
         self.last = tag
         if settled:
-            self._settle_own(tag)
+            self.settle_own(tag)
 
     @property
     def full(self) -> bool:
@@ -179,127 +280,82 @@ class Numbering:
         """Take the client's answer to one delivery above `base`, and return it; None if none without an answer."""
         delivery = self.unacked.get(number)
         if delivery is not None:
-            del self.unacked[number]
-            link = delivery.source.link
-            if link is not None:
-                link.unacked -= 1
+            self._remove(delivery)
         return delivery
 
-    def settle(self, number: int, multiple: bool, requeue: bool = False) -> list[tuple[Source, int, bool]] | None:
-        """Take the client's ack or reject of a delivery, or of all up to it (`multiple`).
+    def settle_all(self, number: int) -> list[tuple[Source, int, bool, int]]:
+        """Take the client's answer to all deliveries up to a number above `base`.
 
-        Returns for each channel the broker's delivery tag to settle, and whether with all before it; None if the number
-        belongs to no unacked delivery. If the client returns a delivery of a link (`requeue`) while earlier ones of the
-        link are unacked, it waits for them in `Source.returning`: if the link ended first, the next member would get it
-        before them.
+        Returns for each channel, in the order in which the broker is to get them, the broker's delivery tag, whether
+        the answer is to all up to it, and the method; 0 stands for the client's own. What the client returned before
+        goes back in its place among them, but for a link whose member has left.
         """
-        if not multiple:
-            if number <= self.base or not self.started:
-                self._settle_own(number)
-                return [(self.own, number, False)]
-            delivery = self.settle_one(number)
-            if delivery is None:
-                return None
-            if requeue and delivery.source.link is not None and self._lowest(delivery.source) < delivery.tag:
-                delivery.source.returning.append(delivery.tag)
-                return []
-            return [(delivery.source, delivery.tag, False)]
-        if not self.started or 0 < number <= self.base:
-            self._settle_all_own(number or self.last)
-            return [(self.own, number, True)]
-        if number and number not in self.unacked:
-            return None
-        return self._settle_all(number or self.last, requeue)
-
-    def _lowest(self, source: Source) -> int:
-        """Return the lowest of a channel's delivery tags that the client has not settled; a high number for none."""
-        for delivery in self.unacked.values():
-            if delivery.source is source:
-                return delivery.tag
-        return _NONE
-
-    def take_returned(self, source: Source) -> list[int]:
-        """Return the broker's tags of returned deliveries that wait for none before them any more, ascending."""
-        lowest = self._lowest(source)
-        taken = sorted(tag for tag in source.returning if tag < lowest)
-        source.returning = [tag for tag in source.returning if tag > lowest]
-        return taken
-
-    def _settle_all(self, number: int, requeue: bool) -> list[tuple[Source, int, bool]]:
+        answers: list[tuple[Source, int, bool, int]] = []
         highest: dict[Source, int] = {}
-        single: list[tuple[Source, int, bool]] = []
-        below = self._highest_own()
-        if below:
+        if below := self._highest_own():
             highest[self.own] = below
-            self._settle_all_own(self.base)
-        settled: list[int] = []
-        for each, delivery in self.unacked.items():
-            if each > number:
-                break
-            settled.append(each)
-            if delivery.source.returning and not requeue:
-                # One answer for all would take in those that are returned.
-                single.append((delivery.source, delivery.tag, False))
-            else:
-                highest[delivery.source] = delivery.tag
-            link = delivery.source.link
-            if link is not None:
-                link.unacked -= 1
-        for each in settled:
-            del self.unacked[each]
-        for source, tag in highest.items():
-            if source.returning:
-                source.returning = [other for other in source.returning if other > tag]
-        return [(source, tag, True) for source, tag in highest.items()] + single
+            self.settle_all_own(self.base)
+        delivery = self._first
+        while delivery is not None and delivery.number <= number:
+            source, tag = delivery.source, delivery.tag
+            self._remove(delivery)
+            delivery = self._first
+            if source.returning and source.returning[0] >> 1 < tag:
+                # One answer for all would take in what was returned.
+                if source.link is not None and source.link.state == _LEAVING:
+                    answers.append((source, tag, False, 0))
+                    continue
+                if source in highest:
+                    answers.append((source, highest[source], True, 0))
+                while source.returning and source.returning[0] >> 1 < tag:
+                    each, method = returned(heappop(source.returning))
+                    answers.append((source, each, False, method))
+            highest[source] = tag
+        answers += [(source, tag, True, 0) for source, tag in highest.items()]
+        return answers
 
     def recover(self) -> list[Source]:
         """Forget all deliveries, since the broker will deliver them again; return the channels that they were on."""
         sources: dict[Source, None] = {}
-        for delivery in self.unacked.values():
+        while (delivery := self._first) is not None:
             sources[delivery.source] = None
             delivery.source.returning = []
-            link = delivery.source.link
-            if link is not None:
-                link.unacked -= 1
-        self.unacked.clear()
-        self._settle_all_own(self.base if self.started else self.last)
+            self._remove(delivery)
+        self.settle_all_own(self.base if self.started else self.last)
         return list(sources)
 
-    def oldest(self) -> dict[Source, float]:
-        """Return by channel when its oldest unacked delivery was made, in monotonic seconds."""
-        found: dict[Source, float] = {}
-        for delivery in self.unacked.values():
-            found.setdefault(delivery.source, delivery.at)
-        return found
+    def settle_own(self, tag: int) -> None:
+        """Note that a delivery with the broker's own tag, up to `base`, is settled."""
+        if tag == self._low + 1:
+            self._rise(tag)
+        elif tag > self._low:
+            self._above.add(tag)
+            if len(self._above) > MOST_OUT_OF_ORDER:
+                self._above.clear()
+                self._lost = True
 
-    def _settle_own(self, tag: int) -> None:
-        """Note that a delivery with the broker's own tag is settled."""
-        if tag != self._low + 1:
-            if tag > self._low:
-                self._above.add(tag)
-                if len(self._above) > MOST_OUT_OF_ORDER:
-                    self._above.clear()
-                    self.unsure = True
+    def settle_all_own(self, tag: int) -> None:
+        """Note that all deliveries with the broker's own tags up to one, itself up to `base`, are settled."""
+        if tag <= self._low:
             return
+        if tag - self._low < len(self._above):
+            self._above.difference_update(range(self._low + 1, tag + 1))
+        else:
+            self._above = {each for each in self._above if each > tag}
+        self._rise(tag)
+
+    def _rise(self, tag: int) -> None:
         self._low = tag
         while self._above and self._low + 1 in self._above:
             self._low += 1
             self._above.discard(self._low)
 
-    def _settle_all_own(self, tag: int) -> None:
-        if tag > self._low:
-            self._low = tag
-            self._above = {each for each in self._above if each > tag}
-            while self._low + 1 in self._above:
-                self._low += 1
-                self._above.discard(self._low)
-
     def _highest_own(self) -> int:
         """Return the highest number up to `base` that is not settled; 0 if all are."""
-        number = self.base
-        while number > self._low and number in self._above:
-            number -= 1
-        return number if number > self._low else 0
+        while self._top > self._low and self._top in self._above:
+            self._above.discard(self._top)
+            self._top -= 1
+        return self._top if self._top > self._low else 0
 
     def hold(self, frame: bytes) -> None:
         """Keep a frame of the broker's until the content under way has ended. Raises Fault if too much waits.

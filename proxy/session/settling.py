@@ -9,7 +9,7 @@ from proxy.session import closing, links
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.hidden import Consuming, HiddenChannel, Requeued
-from proxy.session.numbering import Source
+from proxy.session.numbering import Numbering, Source
 from proxy.session.state import ChannelState
 from proxy.wire.frames import (
     BASIC_ACK,
@@ -33,6 +33,13 @@ _OPEN: Final = ChannelState.OPEN.value
 _MULTIPLE: Final = 1
 _REQUEUE: Final = 2
 _REJECT_REQUEUE: Final = 1
+
+MOST_AT_ONCE: Final = 4096
+"""The most deliveries that go back to the broker in one go, since other sessions wait meanwhile."""
+
+_FEW: Final = 16
+"""The most deliveries that go back to the broker behind one answer of the client's."""
+
 _LEAST: Final = 21
 """The number of bytes of a whole frame with basic.ack, basic.nack or basic.reject."""
 
@@ -51,33 +58,69 @@ def settle(c: Connection, channel: Channel, method: int, data: bytes, i: int, en
     takes_many = method in (BASIC_ACK, BASIC_NACK)
     multiple = takes_many and bool(bits & _MULTIPLE)
     requeued = method != BASIC_ACK and bool(bits & (_REQUEUE if takes_many else _REJECT_REQUEUE))
-    if not multiple and not requeued and numbering.started and number > numbering.base:
-        delivery = numbering.settle_one(number)
-        if delivery is None:
-            return _unknown(c, channel, number, method)
-        return _answer(c, delivery.source, delivery.tag, method, bits, requeued) + _end(c, delivery.source)
-    settled = numbering.settle(number, multiple, requeued)
-    if settled is None:
-        return _unknown(c, channel, number, method)
-    if not numbering.started:
+    if multiple:
+        return _many(c, channel, numbering, number, method, bits, requeued)
+    if not numbering.started or number <= numbering.base:
+        numbering.settle_own(number)
         return None
-    if not multiple:
-        if not settled:
-            return b""
-        source, tag, _ = settled[0]
-        if requeued and isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
-            # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got
-            # them back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
-            source.returning.append(tag)
-            kept = links.consuming_of(c).requeued
-            before = kept.get(source)
-            kept[source] = Requeued(before.first if before is not None else c.now, c.now)
-            return _end(c, source)
-        return _answer(c, source, tag, method, bits, requeued) + _end(c, source)
-    single = bits & ~_MULTIPLE
-    answers = [_answer(c, source, tag, method, bits if many else single, requeued) for source, tag, many in settled]
-    # A link ends behind the last answer to its deliveries, of which there may be several.
-    return b"".join(answers + [_end(c, source) for source, _, _ in settled])
+    delivery = numbering.settle_one(number)
+    if delivery is None:
+        return _unknown(c, channel, number, method)
+    source = delivery.source
+    if requeued and isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
+        # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got them
+        # back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
+        source.keep(delivery.tag, method)
+        _await_return(c, source)
+        return _end(c, source)
+    answer = _answer(c, source, delivery.tag, method, bits, requeued)
+    if source.returning:
+        answer += _released(c, source)
+    return answer + _end(c, source)
+
+
+def _many(
+    c: Connection, channel: Channel, numbering: Numbering, number: int, method: int, bits: int, requeued: bool
+) -> bytes | None:
+    """Take the client's ack or nack of all deliveries up to a number; 0 stands for all that there are."""
+    if not numbering.started or 0 < number <= numbering.base:
+        numbering.settle_all_own(number or numbering.last)
+        return None
+    if number and number not in numbering.unacked:
+        return _unknown(c, channel, number, method)
+    answers: list[bytes] = []
+    sources: dict[Source, None] = {}
+    for source, tag, many, other in numbering.settle_all(number or numbering.last):
+        sources[source] = None
+        if other:
+            answers.append(_give_back(source, tag, other))
+        else:
+            answers.append(_answer(c, source, tag, method, bits if many else bits & ~_MULTIPLE, requeued))
+    for source in sources:
+        # A link ends behind the last answer to its deliveries, of which there may be several.
+        answers += _released(c, source) if source.returning else b"", _end(c, source)
+    return b"".join(answers)
+
+
+def _await_return(c: Connection, source: HiddenChannel) -> None:
+    """Have what the client has returned of a link given back to the broker in a moment."""
+    kept = links.consuming_of(c).requeued
+    before = kept.get(source)
+    kept[source] = Requeued(before.first if before is not None else c.now, c.now)
+
+
+def _released(c: Connection, source: Source) -> bytes:
+    """Return the frames that give back what the client returned of a link before, and that waits for none now.
+
+    Each answer of the client's gives a few back, and the timer gives back the others, so that no answer takes long.
+    """
+    link = source.link
+    if not isinstance(source, HiddenChannel) or link is None or link.state == _LEAVING or source.ended:
+        return b""
+    frames = b"".join([_give_back(source, tag, method) for tag, method in source.take_returned(_FEW)])
+    if source.may_return and source not in links.consuming_of(c).requeued:
+        _await_return(c, source)
+    return frames
 
 
 def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, requeued: bool) -> bytes:
@@ -101,28 +144,42 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
         link.withheld = answer
         return b""
     if link is None or link.state != _LEAVING:
-        return answer + _returned(source) if source.returning else answer
+        return answer
     if requeued:
         # The link's end returns it, with what was withheld behind it: returned alone it would come out of order. Until
         # then the broker counts it as unacked, so no ack of all up to a later one may take it in.
-        source.returning.append(tag)
+        source.keep(tag, method)
         return b""
     return answer
+
+
+def _give_back(source: Source, tag: int, method: int) -> bytes:
+    """Return the frame by which the broker gets a delivery back that the client has returned by this method."""
+    bits = _REQUEUE if method == BASIC_NACK else _REJECT_REQUEUE
+    return source.settle_start + U32.pack(method) + U64.pack(tag) + bytes((bits, END))
 
 
 def hand_back(c: Connection, last: float, first: float) -> None:
     """Give the broker back what the client has returned of links that have not ended and whose member has not left.
 
     Such are the links of which the client returned nothing after the time `last`, or something before the time `first`,
-    both in monotonic seconds.
+    both in monotonic seconds. What is more than `MOST_AT_ONCE` deliveries stays for the next call, which is due at
+    once.
     """
-    requeued = c.consuming.requeued if c.consuming is not None else {}
-    for source, at in list(requeued.items()):
+    kept = c.consuming.requeued if c.consuming is not None else {}
+    room = MOST_AT_ONCE
+    for source, at in list(kept.items()):
         if at.last > last and at.first > first:
             continue
-        del requeued[source]
-        if source.link is not None and source.link.state != _LEAVING and not source.ended:
-            c.to_broker.insert(_returned(source))
+        if source.link is None or source.link.state == _LEAVING or source.ended:
+            del kept[source]
+            continue
+        taken = source.take_returned(room)
+        c.to_broker.insert(b"".join([_give_back(source, tag, method) for tag, method in taken]))
+        room -= len(taken)
+        if source.may_return:
+            break
+        del kept[source]
 
 
 def _end(c: Connection, source: Source) -> bytes:
@@ -131,13 +188,6 @@ def _end(c: Connection, source: Source) -> bytes:
     if link is None or link.state != _LEAVING or not isinstance(source, HiddenChannel):
         return b""
     return links.close_settled(c, source)
-
-
-def _returned(source: Source) -> bytes:
-    """Return the nacks of deliveries that the client returned before, and that no longer wait for earlier ones."""
-    start = source.settle_start + U32.pack(BASIC_NACK)
-    tags = source.numbering.take_returned(source)
-    return b"".join([start + U64.pack(tag) + bytes((_REQUEUE, END)) for tag in tags])
 
 
 def _unknown(c: Connection, channel: Channel, number: int, method: int) -> bytes:
@@ -167,10 +217,11 @@ def oldest_by_shard(consuming: Consuming, member: Member) -> dict[str, float]:
 
     The member may have left.
     """
-    its = [each for each in consuming.sources.values() if each.link is not None and each.link.member is member]
     found: dict[str, float] = {}
-    for numbering in {each.numbering for each in its}:
-        for source, at in numbering.oldest().items():
-            if source.link is not None and source.link.member is member and not source.ended:
-                found[source.link.shard] = at
+    for link in (*member.links.values(), *member.leaving):
+        for each in (link, link.behind):
+            source = consuming.sources.get(each.channel) if each is not None else None
+            if source is None or source.link is not each or source.ended or source.first is None:
+                continue
+            found[link.shard] = min(source.first.at, found.get(link.shard, source.first.at))
     return found

@@ -308,13 +308,13 @@ def test_what_the_client_returns_waits_for_what_it_holds_before_it_of_the_shard(
         assert wire.client(requeue(4) + reject(3)) == b""
         return wire
 
-    nacks = [made(A, commands.Basic.Nack(tag, False, True)) for tag in (2, 3)]
-    assert three().client(ack(1, 1)) == ack(A, 1) + b"".join(nacks)
+    # A reject stays a reject, and a nack a nack.
+    back = made(A, commands.Basic.Reject(2, True)) + made(A, commands.Basic.Nack(3, False, True))
+    assert three().client(ack(1, 1)) == ack(A, 1) + back
     wire = three()
-    assert wire.client(ack(1, 5, True)) == ack(B, 1, True) + ack(A, 1) + b"".join(nacks) + ack(A, 4)
-    assert three().client(requeue(5, True)) == made(A, commands.Basic.Nack(4, True, True)) + made(
-        B, commands.Basic.Nack(1, True, True)
-    )
+    assert wire.client(ack(1, 5, True)) == ack(A, 1, True) + back + ack(A, 4, True) + ack(B, 1, True)
+    nacks = {tag: made(A, commands.Basic.Nack(tag, True, True)) for tag in (1, 4)}
+    assert three().client(requeue(5, True)) == nacks[1] + back + nacks[4] + made(B, commands.Basic.Nack(1, True, True))
     wire = three()
     assert wire.client(reject(2)) == b""
     # All of it goes back in order with the end of the link.
@@ -333,15 +333,13 @@ def test_what_the_client_returns_goes_to_the_broker_in_a_moment_unless_the_membe
     wire = holding()
     assert wire.client(reject(1) + requeue(2)) == b""
     settling.hand_back(wire.c, wire.c.now, wire.c.now)
-    assert wire.to_broker() == made(A, commands.Basic.Nack(1, False, True)) + made(
-        B, commands.Basic.Nack(1, False, True)
-    )
+    assert wire.to_broker() == made(A, commands.Basic.Reject(1, True)) + made(B, commands.Basic.Nack(1, False, True))
     settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == b""
     # An ack of a later delivery does not wait, nor what was returned before it.
     wire = holding()
     assert wire.client(reject(1)) == b""
-    assert wire.client(ack(1, 3)) == ack(A, 2) + made(A, commands.Basic.Nack(1, False, True))
+    assert wire.client(ack(1, 3)) == ack(A, 2) + made(A, commands.Basic.Reject(1, True))
     wire = holding()
     assert wire.client(reject(1) + reject(2)) == b""
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
@@ -358,13 +356,12 @@ def test_the_moment_counts_from_the_last_reject_of_a_link_but_not_for_ever() -> 
     wire.client(reject(1) + requeue(2))
     wire.c.now = 10.04
     wire.client(reject(3))
-    nacks = [made(number, commands.Basic.Nack(tag, False, True)) for number, tag in ((A, 1), (A, 2), (B, 1))]
     settling.hand_back(wire.c, 10.01, 9.0)
-    assert wire.to_broker() == nacks[2]
+    assert wire.to_broker() == made(B, commands.Basic.Nack(1, False, True))
     settling.hand_back(wire.c, 10.03, 9.9)
     assert wire.to_broker() == b""
     settling.hand_back(wire.c, 10.03, 10.0)
-    assert wire.to_broker() == nacks[0] + nacks[1]
+    assert wire.to_broker() == b"".join(made(A, commands.Basic.Reject(tag, True)) for tag in (1, 2))
 
 
 def test_recover_goes_to_every_channel_with_deliveries() -> None:

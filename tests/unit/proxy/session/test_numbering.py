@@ -1,11 +1,14 @@
 """The delivery tags of a channel, against a model that keeps every delivery in one list."""
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.groups.member import Link, Member
 from proxy.session import numbering as numbering_module
-from proxy.session.numbering import Numbering, Source
+from proxy.session.numbering import Delivery, Numbering, Source
+from proxy.wire.frames import BASIC_NACK, BASIC_REJECT
 
 
 def sources(numbering: Numbering, count: int) -> list[Source]:
@@ -22,7 +25,8 @@ class World:
         self.tags = dict.fromkeys(self.sources, 0)
         self.open: dict[int, tuple[Source, int]] = {}
         self.unacked: dict[Source, set[int]] = {source: set() for source in self.sources}
-        self.returning: set[tuple[Source, int]] = set()
+        self.returning: dict[tuple[Source, int], int] = {}
+        """What the client has returned and the broker has yet to hear of, with the method."""
 
     def deliver(self, source: Source, *, settled: bool) -> None:
         """The broker delivers on a channel; `settled` says that nobody acks it."""
@@ -41,47 +45,83 @@ class World:
             self.open[number] = source, tag
             self.unacked[source].add(tag)
 
-    def answer(self, number: int, multiple: bool, requeue: bool) -> None:
-        """The client answers to a delivery, or to all up to it; `requeue` returns them."""
+    def answer(self, number: int, multiple: bool, requeue: int) -> None:
+        """The client answers to a delivery, or to all up to it; `requeue` is the method that returns it, or 0."""
         numbering = self.numbering
         if number not in self.open and not (multiple and not number and self.open):
             # Up to the base it is the broker that refuses.
-            if numbering.started and number > numbering.base:
-                assert numbering.settle(number, multiple, requeue) is None
+            assert number <= numbering.base or numbering.settle_one(number) is None
             return
         covered = [n for n in self.open if n == number or (multiple and (n < number or not number))]
         wanted = {self.open.pop(n) for n in covered}
-        answers = numbering.settle(number, multiple, requeue)
-        assert answers is not None
-        got = {(source, each) for source, tag, many in answers for each in self.settle(source, tag, many)}
-        if requeue:
-            # Those that wait already may be returned by the same answer, and new ones may have to wait.
-            assert got <= wanted | self.returning
-            self.returning = (self.returning | wanted) - got
+        if not multiple:
+            self.single(number, requeue)
+        elif not numbering.started or 0 < number <= numbering.base:
+            numbering.settle_all_own(number or numbering.last)
+            assert self.settle(numbering.own, number, True) == wanted
         else:
+            got: set[tuple[Source, int]] = set()
+            for source, tag, many, method in numbering.settle_all(number or numbering.last):
+                if method:
+                    assert self.returning.pop((source, tag)) == method
+                    assert self.settle(source, tag, many) == {(source, tag)}
+                else:
+                    got |= {(source, each) for _, each in self.settle(source, tag, many)}
             assert got == wanted
-        for source, _, _ in answers:
-            returned = numbering.take_returned(source)
-            assert returned == sorted(returned)
-            self.returning -= {(source, each) for tag in returned for each in self.settle(source, tag, False)}
 
-    def settle(self, source: Source, tag: int, multiple: bool) -> set[int]:
+    def single(self, number: int, requeue: int) -> None:
+        numbering = self.numbering
+        if not numbering.started or number <= numbering.base:
+            numbering.settle_own(number)
+            assert self.settle(numbering.own, number, False)
+            return
+        delivery = numbering.settle_one(number)
+        assert delivery is not None
+        source, tag = delivery.source, delivery.tag
+        if requeue and source.link is not None:
+            source.keep(tag, requeue)
+            self.returning[source, tag] = requeue
+        else:
+            assert self.settle(source, tag, False) == {(source, tag)}
+
+    def hand_back(self, source: Source, most: int) -> None:
+        """A moment has passed: what waits for none before it goes back."""
+        taken = source.take_returned(most)
+        assert len(taken) <= most
+        assert taken == sorted(taken)
+        for tag, method in taken:
+            assert self.returning.pop((source, tag)) == method
+            assert self.settle(source, tag, False) == {(source, tag)}
+
+    def settle(self, source: Source, tag: int, multiple: bool) -> set[tuple[Source, int]]:
         """The broker takes an answer, as RabbitMQ does: one to a tag that is not unacked closes the channel."""
         there = self.unacked[source]
         assert tag in there or (multiple and not tag)
         covered = {each for each in there if each == tag or (multiple and (each < tag or not tag))}
         there -= covered
-        return covered
+        return {(source, each) for each in covered}
 
     def check(self) -> None:
-        for source, tag in self.returning:
-            assert source.link is not None
-            assert any(owner is source and held < tag for owner, held in self.open.values())
         if self.numbering.started:
             assert {n for n in self.open if n > self.numbering.base} == set(self.numbering.unacked)
         for source, there in self.unacked.items():
-            waits = sum(owner is source for owner, _ in self.returning)
-            assert source.link is None or source.link.unacked == len(there) - waits
+            held = sorted(tag for owner, tag in self.open.values() if owner is source)
+            waits = sorted(tag for owner, tag in self.returning if owner is source)
+            assert sorted(each >> 1 for each in source.returning) == waits
+            assert source.may_return == bool(waits and (not held or waits[0] < held[0]))
+            if source.link is not None:
+                assert [each.tag for each in in_source(source)] == held
+                assert source.link.unacked == len(held) == len(there) - len(waits)
+
+
+def in_source(source: Source) -> Iterator[Delivery]:
+    """Yield the unsettled deliveries of a source, the oldest first, and check that they know each other both ways."""
+    each, before = source.first, None
+    while each is not None:
+        assert each.before_in_source == (before.number if before is not None else 0)
+        yield each
+        before, each = each, each.after_in_source
+    assert source.final is before
 
 
 @given(st.data())
@@ -98,7 +138,9 @@ def test_each_answer_settles_exactly_the_deliveries_that_it_names(data: st.DataO
             world.deliver(source, settled=source is numbering.own and data.draw(st.integers(0, 2)) == 0)
         else:
             number, multiple = data.draw(st.integers(0, numbering.last + 1)), data.draw(st.booleans())
-            world.answer(number, multiple, data.draw(st.booleans()))
+            world.answer(number, multiple, data.draw(st.sampled_from([0, BASIC_NACK, BASIC_REJECT])))
+        if data.draw(st.integers(0, 4)) == 0:
+            world.hand_back(data.draw(st.sampled_from(world.sources)), data.draw(st.integers(0, 3)))
         world.check()
 
 
@@ -115,7 +157,7 @@ def test_recover_forgets_everything_and_tells_whose_it_was() -> None:
     assert (numbering.unacked, one.link.unacked) == ({}, 0)
     numbering.add(one, 3, 0.0)
     # What the broker delivers again has new tags: an answer to all of it names no old one.
-    assert numbering.settle(0, True) == [(one, 3, True)]
+    assert numbering.settle_all(numbering.last) == [(one, 3, True, 0)]
 
 
 def test_the_oldest_delivery_of_each_channel_is_known() -> None:
@@ -124,9 +166,11 @@ def test_the_oldest_delivery_of_each_channel_is_known() -> None:
     own, one, _ = sources(numbering, 2)
     for source, tag, at in ((one, 1, 5.0), (own, 1, 6.0), (one, 2, 7.0)):
         numbering.add(source, tag, at)
-    assert numbering.oldest() == {one: 5.0, own: 6.0}
-    numbering.settle(1, False)
-    assert numbering.oldest() == {own: 6.0, one: 7.0}
+    assert [source.first.at for source in (one, own) if source.first is not None] == [5.0, 6.0]
+    numbering.settle_one(1)
+    assert [source.first.at for source in (one, own) if source.first is not None] == [7.0, 6.0]
+    numbering.settle_one(3)
+    assert one.first is None
 
 
 def test_acks_out_of_order_take_memory_for_so_many_only() -> None:

@@ -175,7 +175,7 @@ def test_a_message_that_the_client_returns_goes_back_at_once_and_comes_again() -
     wire.broker(deliver(probe, 1, redelivered=True))
     assert wire.client(made(1, commands.Basic.Reject(1, True))) == b""
     settling.hand_back(wire.c, wire.c.now, wire.c.now)
-    assert wire.to_broker() == nacked(probe)
+    assert wire.to_broker() == made(probe, commands.Basic.Reject(1, True))
     assert wire.broker(deliver(probe, 2, redelivered=True)) == seen(2, redelivered=True)
     assert wire.client(ack(1, 2)) == b""
     wire.actions.widen(member, "q1")
