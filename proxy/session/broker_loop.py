@@ -5,9 +5,11 @@ come back are taken out; `methods.FROM_BROKER` says which other methods are look
 """
 
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
+from time import monotonic
 from typing import Final
 
 from librt.strings import read_i64_be
+from mypy_extensions import i64
 
 from proxy.session import channel_zero, closing, delivering, links, methods, placement, returns
 from proxy.session.channel import Channel
@@ -23,6 +25,8 @@ _METHODS: Final = methods.FROM_BROKER
 _CONSUMING: Final = methods.CONSUMING_FROM_BROKER
 _CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
 _ABANDONED: Final = ChannelState.ABANDONED.value
+_LOOK_EVERY: Final = 16
+"""The frames, or runs of deliveries, between two looks at the clock, a power of two."""
 
 
 class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client's
@@ -33,7 +37,8 @@ def from_broker(c: Connection, data: bytes) -> None:
     """Take bytes from the broker; append to `to_client.out` and, for messages that came back, to `to_broker.out`.
 
     A message that came back is parked if an exchange must be read before it can be placed; `read_again` goes on with
-    it. Raises BrokerFault if the bytes are not AMQP 0-9-1.
+    it. Raises BrokerFault if the bytes are not AMQP 0-9-1. If the session's turn has ended amidst the data,
+    `to_client.more` is set, and `from_broker(c, b"")` goes on.
     """
     try:
         _take(c, data)
@@ -69,12 +74,14 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
     if c.phase >= Phase.CLOSED:
         closing.late_from_broker(c, data)
         return
+    way.more = False
     if way.rest:
         data, way.rest = way.rest + data, b""
     out, returning, parking = way.out, own.returning, own.parking
     consuming = c.consuming
     sources = consuming.sources if consuming is not None and consuming.sources else None
-    size = len(data)
+    size, until = len(data), c.turn_ends
+    looked: i64 = 0
     i = start = 0
     if way.skip:
         i = min(way.skip, size)
@@ -87,6 +94,10 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             out += way.own
             start, way.own = i, []
     while size - i >= OVERHEAD:
+        looked += 1
+        if not looked & (_LOOK_EVERY - 1) and monotonic() > until:
+            way.more = True
+            break
         head = read_i64_be(data, i)
         kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
         length: int = head >> 8 & 0xFFFFFFFF

@@ -4,9 +4,12 @@ Frames that nothing here changes stay in the run of bytes that they came in, and
 is looked up in the session's routes; `methods.FROM_CLIENT` says which other methods are looked at.
 """
 
+from math import inf
+from time import monotonic
 from typing import Final
 
 from librt.strings import read_i64_be
+from mypy_extensions import i64
 
 from proxy.session import channel_zero, closing, methods
 from proxy.session.backlog import MOST_WITHHELD, Wait
@@ -46,6 +49,8 @@ _LEAST_METHOD: Final = OVERHEAD + 4
 _LEAST_PUBLISH: Final = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
 _LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
+_LOOK_EVERY: Final = 32
+"""The frames between two looks at the clock, a power of two."""
 
 
 def from_client(c: Connection, data: bytes) -> None:
@@ -53,9 +58,11 @@ def from_client(c: Connection, data: bytes) -> None:
 
     A frame that must wait, such as a publish whose exchange must be looked up first, goes into the backlog of its
     channel, and what follows on that channel as well; `resume` takes them again. Where `paused` is set the client must
-    not be read, and `from_client(c, b"")` goes on once it is not any more.
+    not be read, and `from_client(c, b"")` goes on once it is not any more. So it does where the session's turn has
+    ended amidst the data, and `to_broker.more` is set.
     """
     way, waiting = c.to_broker, c.waiting
+    way.more = False
     if waiting.channels or waiting.stalled:
         resume(c)
     if not c.running:
@@ -69,7 +76,7 @@ def from_client(c: Connection, data: bytes) -> None:
         # The end of a frame that has begun is taken all the same: nothing that waits can go on before it.
         data, behind = data[:inside], data[inside:]
     if data:
-        _take(c, data)
+        _take(c, data, c.turn_ends)
     if c.phase > Phase.DRAINING:
         closing.late_from_client(c, behind)
         return
@@ -99,11 +106,11 @@ def resume(c: Connection) -> None:
             inside, way.own = None, []
         waiting.remove(channel)
         rest, way.rest, waiting.forced = way.rest, b"", backlog.forced
-        _take(c, b"".join(backlog.pieces[: backlog.seen]))
+        _take(c, b"".join(backlog.pieces[: backlog.seen]), inf)
         waiting.forced = None
         behind = b"".join(backlog.pieces[backlog.seen :])
         if behind and c.running and c.crowded is None:
-            _take(c, behind)
+            _take(c, behind, inf)
             behind = b""
         if not c.running:
             closing.late_from_client(c, behind + rest)
@@ -115,7 +122,7 @@ def resume(c: Connection) -> None:
         waiting.stalled = False
         if not way.skip:
             rest, way.rest = way.rest, b""
-            _take(c, rest)
+            _take(c, rest, inf)
 
 
 def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
@@ -125,12 +132,14 @@ def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
     return b""
 
 
-def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one loop, for speed
+    """Take frames, but leave those for the next turn that are not taken by the time `until`, monotonic."""
     way, waiting, channels = c.to_broker, c.waiting, c.channels
     due = c.consuming.due if c.consuming is not None else None
     out = way.out
     size, limit = len(data), c.frame_max + SLACK - OVERHEAD
-    i = start = frames = 0
+    i = start = 0
+    frames: i64 = 0
     try:
         if way.skip:
             i = min(way.skip, size)
@@ -209,6 +218,9 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             i = end
             if c.crowded is not None or (not number and c.phase > Phase.DRAINING):
                 # What follows stays in `rest`, or is no session's any more.
+                break
+            if not frames & (_LOOK_EVERY - 1) and monotonic() > until:
+                way.more = True
                 break
     except Fault as fault:
         if start < i:

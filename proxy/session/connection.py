@@ -1,6 +1,7 @@
 """The plain state of one session and its two peers, which the loops over frames and the handlers share. No I/O."""
 
 from collections.abc import Callable
+from math import inf
 
 from proxy.routing.counters import CounterTable
 from proxy.routing.route import Route
@@ -21,7 +22,8 @@ class Connection:
 
     __slots__ = (
         "channels", "confirmed", "consuming", "crowded", "events", "frame_max", "goodbye", "handshake", "now", "phase",
-        "republishing", "routes", "table", "tables", "to_broker", "to_client", "waiting",
+        "republishing", "routes", "table", "tables", "to_broker", "to_client", "turn_ends",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +62,11 @@ class Connection:
         """The client's connection.close while it waits, in the phase LEAVING; else empty."""
         self.now = 0.0
         """The time of the last bytes, monotonic."""
+        self.turn_ends = inf
+        """The time from which on no further frame of a read is taken before other sessions have had a turn, monotonic.
+
+        A loop that stops for this keeps the other frames in `Direction.rest`, and sets `Direction.more`.
+        """
         self.frame_max = self.handshake.frame_max
         """The most bytes of a frame of the client's, as the handshake has it, without the slack that brokers allow."""
         self.table: RouteTable | None = None

@@ -53,6 +53,9 @@ _LANE: Final = b".lane."
 _FEW: Final = 4096
 """The most bytes of a body that is copied: a larger one passes as it comes."""
 
+_MOST_IN_A_RUN: Final = 96
+"""The most frames that `whole` takes: then the loop looks whether other sessions should have a turn."""
+
 _LEAST: Final = OVERHEAD + 4
 """The number of bytes of a frame with a method and nothing else."""
 
@@ -79,7 +82,7 @@ def whole(  # noqa: C901 - one loop, for speed
     looked: Consumer | None = None
     out = _out
     out.truncate(0)
-    while size - i > _LEAST:
+    while size - i > _LEAST and frames < _MOST_IN_A_RUN:
         if data[i] != METHOD or u32(data, i + 7) != BASIC_DELIVER:
             break
         if (found := u16(data, i + 1)) != number:

@@ -6,12 +6,14 @@ from proxy.wire.frames import Piece
 class Direction:
     """The bytes from one peer to the other peer; a session has two directions, which live as long as it does."""
 
-    __slots__ = ("body_of", "cut_off", "dropping", "ended", "frames", "garbled", "out", "own", "rest", "skip")
+    __slots__ = ("body_of", "cut_off", "dropping", "ended", "frames", "garbled", "more", "out", "own", "rest", "skip")
 
     def __init__(self) -> None:
         """Start at a frame boundary, with nothing read or written."""
         self.rest = b""
         """The beginning of a frame that has not come whole yet, or what the sender has sent ahead of its turn."""
+        self.more = False
+        """Whether `rest` begins with whole frames that are to be taken in the session's next turn."""
         self.skip = 0
         """Bytes still to come of a body frame whose beginning has been taken; 0 at the boundary of a frame."""
         self.dropping = False

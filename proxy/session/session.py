@@ -4,12 +4,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from proxy.session import broker_loop, client_loop, closing, consuming, group_events, links, time_limits
 from proxy.session.ack_deadline import AckDeadline
 from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
+from proxy.session.direction import Direction
 from proxy.session.end import SHUTTING_DOWN, End
 from proxy.session.events import Declared, Left, Missing, NoQueue, Refused, Reopened, Stale
 from proxy.session.flow import FlowControl
@@ -22,6 +25,12 @@ from proxy.session.state import Phase
 from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
 
 log = logging.getLogger(__name__)
+
+TURN: Final = 0.003
+"""Seconds for which the bytes of one read are worked on before other sessions have a turn.
+
+Most reads take less: 256 KiB with 1,000 small publishes take 1 to 2 ms.
+"""
 
 
 class Session:
@@ -46,6 +55,8 @@ class Session:
         """Whether the broker's connection ended without a word, so that the broker's node may be lost."""
         self._consumed = False
         """Whether all members have left their groups, as this proxy shuts down, and nothing of theirs is unacked."""
+        self._resting: set[PeerSocket] = set()
+        """The sockets that are not read until other sessions have had a turn."""
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
@@ -68,6 +79,7 @@ class Session:
         """Take bytes of either peer."""
         c = self.connection
         c.now = time.monotonic()
+        c.turn_ends = c.now + TURN
         try:
             if peer is self.broker:
                 self._shared.broker_bytes += len(data)
@@ -86,12 +98,34 @@ class Session:
                     take(data)
                     self._go_on()
             self._waiter.heard.set()
+            if time.monotonic() > c.turn_ends:
+                # The event loop would read again at once, up to 32 times, as long as reads are full.
+                self._rest(peer)
         except Exception:
             self._defect()
+
+    def _rest(self, peer: PeerSocket) -> None:
+        """Read a peer no more until other sessions have had a turn, and then go on with what it has sent."""
+        if peer not in self._resting:
+            self._resting.add(peer)
+            peer.hold()
+            self._loop.call_soon(self._guarded, partial(self._next_turn, peer))
+
+    def _next_turn(self, peer: PeerSocket) -> None:
+        self._resting.discard(peer)
+        if self.connection.phase is not Phase.OVER and self._way_of(peer).more:
+            self.received(peer, b"")
+        peer.release()
+
+    def _way_of(self, peer: PeerSocket) -> Direction:
+        """Return the direction of what a peer sends."""
+        return self.connection.to_client if peer is self.broker else self.connection.to_broker
 
     def at_end(self, peer: PeerSocket) -> None:
         """Note that a peer sends no more; the opposite peer gets all that it has sent, then the end of the stream."""
         c = self.connection
+        while self._way_of(peer).more and c.running:
+            self.received(peer, b"")
         if peer is self.broker:
             c.to_client.ended = True
             self.end = self.end or End.BROKER
@@ -210,6 +244,8 @@ class Session:
         """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
+        if c.to_broker.more:
+            self._rest(self.client)
         if c.consuming is not None and c.consuming.draining and not self._consumed and not c.consuming.unacked:
             self._consumed = True
             self.drain()

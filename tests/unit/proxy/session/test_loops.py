@@ -87,6 +87,22 @@ def test_without_a_ring_output_equals_input(data: st.DataObject) -> None:
     assert w.c.to_broker.frames == len(split(stream))
 
 
+@given(st.data())
+def test_a_read_that_takes_several_turns_makes_the_same_of_it(data: st.DataObject) -> None:
+    """No time is left from the beginning: so few frames are taken in each turn that others hardly wait."""
+    stream = data.draw(streams(st.sampled_from([b"", b"t", b"p", b"\xff"]))) * 30
+    w, out, turns = no_ring(), [], 0
+    w.c.turn_ends = 0.0
+    piece = stream
+    while piece or w.c.to_broker.more:
+        before = w.c.to_broker.frames
+        out.append(w.client(piece))
+        assert w.c.to_broker.frames - before <= client_loop._LOOK_EVERY
+        piece, turns = b"", turns + 1
+    assert b"".join(out) == stream
+    assert turns >= len(split(stream)) // client_loop._LOOK_EVERY
+
+
 def from_broker(channel: int) -> st.SearchStrategy[bytes]:
     content = header(channel, 5) + body(channel, b"ab") + body(channel, b"cde")
     return st.one_of(
@@ -111,6 +127,21 @@ def test_what_the_broker_sends_without_a_ring_equals_what_the_client_gets(data: 
     for chunk in chunks(stream, data.draw(wire.cuts(stream))):
         out += w.broker(chunk)
     assert out == stream
+
+
+@given(st.data())
+def test_what_the_broker_sends_may_take_several_turns(data: st.DataObject) -> None:
+    parts = data.draw(st.lists(st.sampled_from([1, 2, 7]).flatmap(from_broker), max_size=8))
+    stream = b"".join(parts) * 20
+    w, out = Wire({"t": known(None, PassReason.TYPE)}, confirming=True), []
+    w.c.turn_ends = 0.0
+    piece = stream
+    while piece or w.c.to_client.more:
+        before = w.c.to_client.frames
+        out.append(w.broker(piece))
+        assert w.c.to_client.frames - before < broker_loop._LOOK_EVERY
+        piece = b""
+    assert b"".join(out) == stream
 
 
 @pytest.mark.parametrize(

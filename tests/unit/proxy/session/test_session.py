@@ -13,7 +13,7 @@ from pamqp import commands
 
 from proxy.groups.groups import Groups
 from proxy.groups.member import Member
-from proxy.session import client_loop, context, time_limits
+from proxy.session import client_loop, context, session, time_limits
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.connection import Connection
@@ -202,6 +202,12 @@ def shorten(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setattr(time_limits, name, WITHIN)
 
 
+@pytest.fixture(autouse=True)
+def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a session take a whole read in one turn, however slow the machine is."""
+    monkeypatch.setattr(session, "TURN", 1000.0)
+
+
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
     made = Ends()
@@ -238,6 +244,43 @@ async def test_a_session_that_is_over_keeps_none_of_the_bytes_that_wait(ends: En
     ends.session.abort()
     await eventually(lambda: bool(ends.over))
     assert (ends.session._head, c.to_broker.rest, c.to_client.rest) == (b"", b"", b"")
+
+
+async def test_a_read_that_takes_long_leaves_a_turn_to_others(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows in it is taken then, and the socket is not read meanwhile."""
+    await ends.opened()
+    assert ends.broker is not None
+    monkeypatch.setattr(session, "TURN", -1.0)
+    data = made(1, commands.Queue.Purge(queue="q")) * 500
+    for of, socket, other in (
+        (ends.of_client, ends.client, ends.broker),
+        (ends.of_broker, ends.broker, ends.client),
+    ):
+        got, turns = of(data), 0
+        assert len(got) < len(data) / 5
+        while len(got) < len(data):
+            assert not socket.is_read
+            await asyncio.sleep(0)
+            got, turns = got + other.taken(), turns + 1
+        assert got == data
+        assert turns > 5
+        monkeypatch.setattr(session, "TURN", 10.0)
+        await eventually(lambda socket=socket: socket.is_read)
+        monkeypatch.setattr(session, "TURN", -1.0)
+
+
+async def test_what_a_peer_sent_before_it_ended_is_taken_to_the_end(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the socket is lost although it is not read."""
+    await ends.opened()
+    assert ends.broker is not None
+    monkeypatch.setattr(session, "TURN", -1.0)
+    data = made(1, commands.Queue.Purge(queue="q")) * 500
+    got = ends.of_client(data)
+    ends.client.abort()
+    await eventually(lambda: len(got + cast(Socket, ends.broker).sent) >= len(data))
+    assert got + ends.broker.taken() == data
 
 
 async def test_a_client_that_sends_no_header_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
