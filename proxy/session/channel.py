@@ -10,7 +10,7 @@ from proxy.session.backlog import Backlog
 from proxy.session.confirms import Confirms, PublishNote
 from proxy.session.numbering import Numbering
 from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
-from proxy.wire.frames import HEADER, METHOD, U16
+from proxy.wire.frames import HEADER, METHOD, QUEUE_DECLARE_OK, U16
 
 MOST_NOTES: Final = 1024
 """The most publishes with a note on a channel on which the broker answers no publish, so no answer ends a note."""
@@ -59,7 +59,7 @@ class Channel:
 
     __slots__ = (
         "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
-        "id", "key", "last_queue", "late", "left", "method_start", "nonce", "numbering", "owed_close_ok",
+        "id", "key", "last_queue", "late", "left", "method_start", "naming", "nonce", "numbering", "owed_close_ok",
         "pending", "refusal", "reopening", "routed", "sampled", "sampled_at", "state", "transactional",
         "used_otherwise", "withheld",
     )  # fmt: skip
@@ -92,6 +92,8 @@ class Channel:
         """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""
         self.declaring = 0
         """How many of the pending requests may change the destination of the next publish."""
+        self.naming = 0
+        """How many of the pending requests are a queue.declare, which changes `last_queue`."""
         self.last_queue = b""
         """The queue that an empty queue name stands for: the last one declared (AMQP section 1.7.2.1)."""
         self.confirms = Confirms()
@@ -136,6 +138,7 @@ class Channel:
         if self.pending is None:
             self.pending = deque()
         self.pending.append(request)
+        self.naming += request.ok == QUEUE_DECLARE_OK
 
     def __repr__(self) -> str:
         """Return the channel's number, for the log."""

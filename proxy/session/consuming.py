@@ -15,7 +15,7 @@ from proxy.session.connection import Connection
 from proxy.session.end import SHUTTING_DOWN
 from proxy.session.hidden import Consumer
 from proxy.session.links import EXCLUSIVE, NO_ACK, NOWAIT
-from proxy.session.numbering import UNSURE, Joining, Numbering
+from proxy.session.numbering import MOST_TAGS, Joining, Numbering
 from proxy.session.state import ChannelState
 from proxy.wire import table
 from proxy.wire.frames import (
@@ -38,11 +38,10 @@ from proxy.wire.frames import (
 UNLIMITED = 2000
 """The prefetch of links where the client has asked for no limit; RabbitMQ takes the same number for quorum queues."""
 
-MOST_TAGS = 1 << 16
-"""The most ordinary consumers of one channel that are remembered."""
-
 MOST_ARGUMENTS = 4096
 """The most bytes of a member's arguments, since each of its links has them."""
+
+_CROWDED = f"a connection with consumers of groups has over {MOST_TAGS} ordinary consumers; use another connection"
 
 _PASSIVE = 1
 _RESERVED = (b"x-priority", b"x-consumer-timeout")
@@ -53,7 +52,7 @@ def numbering_of(c: Connection, channel: Channel) -> Numbering:
     """Return a channel's numbering, which begins here if there is none yet."""
     numbering = channel.numbering
     if numbering is None:
-        numbering = channel.numbering = Numbering(channel.id)
+        numbering = channel.numbering = Numbering(channel.id, links.consuming_of(c).tags)
         links.consuming_of(c).sources[channel.id] = numbering.own
     return numbering
 
@@ -85,9 +84,16 @@ def consume(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
         # Not even whether a queue has the name can be asked.
         text = f"group '{group}': all {consuming.most} hidden channels of the connection are in use"
         return closing.refusal(c, channel, RESOURCE_ERROR, text, method)
-    if tag and len(numbering.tags) < MOST_TAGS:
-        numbering.tags[tag] = bool(bits & NO_ACK)
-    elif not tag and not bits & NOWAIT:
+    return _consume_queue(c, channel, numbering, tag, bits)
+
+
+def _consume_queue(c: Connection, channel: Channel, numbering: Numbering, tag: bytes, bits: int) -> bytes | None:
+    """Remember an ordinary consumer, as its deliveries may be without acks; its basic.consume passes."""
+    if numbering.crowded:
+        return None
+    if tag and not numbering.remember(tag, bool(bits & NO_ACK)) and numbering.started:
+        return closing.refusal(c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
+    if not tag and not bits & NOWAIT:
         numbering.requests.append(bool(bits & NO_ACK))
     return None
 
@@ -157,7 +163,7 @@ def _mistake(
     if channel.transactional:
         return PRECONDITION_FAILED, f"group '{group}' cannot be consumed on a channel with transactions"
     if numbering.unsure:
-        return RESOURCE_ERROR, f"group '{group}': {UNSURE}"
+        return RESOURCE_ERROR, f"group '{group}': {numbering.unsure}"
     if consuming.draining:
         return RESOURCE_ERROR, f"group '{group}': {SHUTTING_DOWN}"
     if len(consuming.consumers) >= consuming.most:
@@ -176,9 +182,7 @@ def cancel(c: Connection, channel: Channel, method: int, data: bytes, i: int, en
         return None
     tag, at = short_string(data, i + 11, end - 1)
     nowait = at < end - 1 and bool(data[at] & 1)
-    no_ack = numbering.tags.pop(tag, False)
-    if no_ack and not nowait and len(numbering.cancelled) < MOST_TAGS:
-        numbering.cancelled.add(tag)
+    numbering.cancel(tag, answered=not nowait)
     consumer = links.consuming_of(c).by_tag.get((channel.id, tag))
     if consumer is None:
         return None
@@ -230,8 +234,11 @@ def consume_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int
     if numbering is None:
         return
     tag, _ = short_string(data, i + 11, end - 1)
-    if tag not in numbering.tags and numbering.requests and len(numbering.tags) < MOST_TAGS:
-        numbering.tags[tag] = numbering.requests.popleft()
+    if tag in numbering.tags or not numbering.requests:
+        return
+    no_ack = numbering.requests.popleft()
+    if not numbering.remember(tag, no_ack) and numbering.started:
+        closing.refuse_channel(c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
 
 
 def cancelled(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
@@ -241,8 +248,7 @@ def cancelled(c: Connection, channel: Channel, method: int, data: bytes, i: int,
     """
     if channel.numbering is not None:
         tag, _ = short_string(data, i + 11, end - 1)
-        channel.numbering.tags.pop(tag, None)
-        channel.numbering.cancelled.discard(tag)
+        channel.numbering.forget(tag)
     return None if c.handshake.cancel_notify else b""
 
 
@@ -250,7 +256,7 @@ def cancel_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int,
     """Take basic.cancel-ok of an ordinary consumer, behind its last delivery."""
     if channel.numbering is not None:
         tag, _ = short_string(data, i + 11, end - 1)
-        channel.numbering.cancelled.discard(tag)
+        channel.numbering.end_cancelled(tag)
 
 
 def get_empty(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:

@@ -7,7 +7,7 @@ from proxy.groups.member import Member
 from proxy.session import closing, links
 from proxy.session.connection import Connection
 from proxy.session.hidden import Consumer, Consuming
-from proxy.session.numbering import MOST_UNACKED, UNSURE
+from proxy.session.numbering import MOST_UNACKED
 from proxy.session.settling import oldest_by_shard
 from proxy.session.state import ChannelState
 from proxy.wire.frames import BASIC_CONSUME, RESOURCE_ERROR
@@ -100,7 +100,7 @@ class GroupActions:
 def _too_many(consuming: Consuming, consumer: Consumer, shards: int) -> str:
     """Return why a member cannot have links to so many shards; empty if it can."""
     if consumer.numbering.unsure:
-        return UNSURE
+        return consumer.numbering.unsure
     free, most = len(consuming.free) + consuming.closing, consuming.most
     if shards >= free:
         # A link is opened again only while a number is free, and a probe's successor before the probe ends.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from proxy.groups.member import Link, LinkState, Member
 from proxy.session.channel import Channel
-from proxy.session.numbering import Numbering, Question, Source
+from proxy.session.numbering import Numbering, Question, Source, Tags
 from proxy.wire.frames import BASIC_DELIVER, U32, shorted
 
 
@@ -94,6 +94,7 @@ class Consuming:
         "most",
         "requeued",
         "sources",
+        "tags",
         "untimed",
         "wanted",
     )
@@ -113,6 +114,8 @@ class Consuming:
         """The members that have not left, by the client's channel and consumer tag."""
         self.wanted: dict[tuple[Consumer, str], Wanted] = {}
         """By member and shard, the links that wait to be opened, the oldest first."""
+        self.tags = Tags()
+        """How many ordinary consumers the channels remember."""
         self.untimed: set[str] = set()
         """The shards whose queues take no consumer timeout: classic ones on RabbitMQ 4.3."""
         self.leaving: dict[HiddenChannel, None] = {}

@@ -389,7 +389,7 @@ def close_settled(c: Connection, hidden: HiddenChannel) -> bytes:
 def end_channel(c: Connection, channel: Channel) -> None:
     """End all members of a client's channel, which the client, the broker or this proxy closes."""
     consuming, numbering = c.consuming, channel.numbering
-    if consuming is None or numbering is None:
+    if consuming is None or numbering is None or numbering.is_ordinary:
         return
     for source in list(consuming.sources.values()):
         if isinstance(source, HiddenChannel) and source.numbering is numbering:
@@ -406,7 +406,10 @@ def drop_channel(c: Connection, channel: Channel) -> None:
     """Forget the numbering of a client's channel that is no more."""
     end_channel(c, channel)
     consuming, numbering = c.consuming, channel.numbering
-    if consuming is not None and numbering is not None and consuming.sources.get(channel.id) is numbering.own:
+    if consuming is None or numbering is None:
+        return
+    numbering.forget_tags()
+    if consuming.sources.get(channel.id) is numbering.own:
         del consuming.sources[channel.id]
 
 

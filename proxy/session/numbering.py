@@ -24,11 +24,8 @@ may be. Each takes some 200 bytes."""
 MOST_OUT_OF_ORDER: Final = 1 << 16
 """The most acks of one channel that may come out of order before the first member."""
 
-UNSURE: Final = (
-    f"over {MOST_OUT_OF_ORDER} deliveries of ordinary consumers on this channel lack an ack, or were acked out of"
-    " order; use another channel"
-)
-"""The reason why a channel that is `Numbering.unsure` takes no member."""
+MOST_TAGS: Final = 4096
+"""The most ordinary consumers of one session that are remembered. Each takes up to 400 bytes."""
 
 MOST_HELD: Final = 1 << 24
 """The most bytes of the broker that may wait until one content is sent whole on a client's channel."""
@@ -116,6 +113,16 @@ class Delivery:
         """The next unsettled delivery of the source; None if this is the newest."""
 
 
+class Tags:
+    """The number of tags of ordinary consumers that all channels of one session remember: each takes memory here."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        """No tag is remembered yet."""
+        self.count = 0
+
+
 class Joining:
     """A client's basic.consume on a name that the setting `groups` has, until it shows whether that is a queue's."""
 
@@ -157,13 +164,15 @@ class Numbering:
     """
 
     __slots__ = (
-        "_above", "_final", "_first", "_lost", "_low", "_top", "base", "busy", "cancelled", "gets", "held", "held_size",
-        "joining", "last", "number", "own", "prefetch", "question", "requests", "started", "tags", "told", "unacked",
+        "_above", "_final", "_first", "_lost", "_low", "_session", "_top", "base", "busy", "cancelled", "crowded",
+        "gets", "held", "held_size", "joining", "last", "number", "own", "prefetch", "question", "requests", "started",
+        "tags", "told", "unacked",
     )  # fmt: skip
 
-    def __init__(self, number: int) -> None:
-        """Start without deliveries. `number` is that of the client's channel."""
+    def __init__(self, number: int, tags: Tags | None = None) -> None:
+        """Start without deliveries. `number` is that of the client's channel, `tags` the count of its session."""
         self.number = number
+        self._session = tags or Tags()
         self.own = Source(number, self)
         """The client's own channel."""
         self.started = False
@@ -184,6 +193,8 @@ class Numbering:
         # are too many in _above, they are lost.
         self.prefetch = 0
         """The prefetch for links of members that join from now on; 0 if the client has not set one."""
+        self.crowded = False
+        """Whether the session had so many ordinary consumers that those of this channel are not remembered."""
         self.tags: dict[bytes, bool] = {}
         """The tags of the channel's ordinary consumers, with whether they consume without acks."""
         self.cancelled: set[bytes] = set()
@@ -207,9 +218,59 @@ class Numbering:
         """Frames of this proxy's for the client's channel that wait for the end of the content."""
 
     @property
-    def unsure(self) -> bool:
-        """Whether too many deliveries up to `last` lack an ack, or were acked out of order, to know each of them."""
-        return self._lost or (not self.started and self.last - self._low > MOST_OUT_OF_ORDER)
+    def is_ordinary(self) -> bool:
+        """Whether the channel has no hidden channel that is not closed, or about to be, and never had a member."""
+        return not self.started and self.joining is None and self.question is None
+
+    @property
+    def unsure(self) -> str:
+        """Why it is not known which deliveries of the channel up to `last` are settled; empty where it is known."""
+        if self.crowded:
+            return f"the connection has over {MOST_TAGS} ordinary consumers; use another connection"
+        if self._lost or (not self.started and self.last - self._low > MOST_OUT_OF_ORDER):
+            return (
+                f"over {MOST_OUT_OF_ORDER} deliveries of ordinary consumers on this channel lack an ack, or were acked"
+                " out of order; use another channel"
+            )
+        return ""
+
+    def remember(self, tag: bytes, no_ack: bool) -> bool:
+        """Remember an ordinary consumer; return False if the session has too many, so that none is remembered here."""
+        if tag not in self.tags:
+            if self._session.count >= MOST_TAGS:
+                self.forget_tags()
+                self.crowded = True
+                return False
+            self._session.count += 1
+        self.tags[tag] = no_ack
+        return True
+
+    def cancel(self, tag: bytes, *, answered: bool) -> None:
+        """Forget an ordinary consumer that the client cancels; one without acks once its cancel is `answered`."""
+        no_ack = self.tags.pop(tag, None)
+        if no_ack and answered and tag not in self.cancelled:
+            self.cancelled.add(tag)
+        elif no_ack is not None:
+            self._session.count -= 1
+
+    def end_cancelled(self, tag: bytes) -> None:
+        """Forget a consumer that the client has cancelled, and that has got its last delivery."""
+        if tag in self.cancelled:
+            self.cancelled.discard(tag)
+            self._session.count -= 1
+
+    def forget(self, tag: bytes) -> None:
+        """Forget an ordinary consumer that the broker has cancelled."""
+        self.end_cancelled(tag)
+        if self.tags.pop(tag, None) is not None:
+            self._session.count -= 1
+
+    def forget_tags(self) -> None:
+        """Forget all ordinary consumers, since the channel is no more or the session has too many."""
+        self._session.count -= len(self.tags) + len(self.cancelled)
+        self.tags.clear()
+        self.cancelled.clear()
+        self.requests.clear()
 
     def start(self) -> None:
         """Give every delivery from now on a number of this proxy's, since a member comes; not while it is `unsure`."""

@@ -103,7 +103,7 @@ def meant(channel: Channel, queue: bytes) -> bytes:
 
     Empty where it is not known which one that is.
     """
-    if queue or any(request.ok == QUEUE_DECLARE_OK for request in channel.pending or ()):
+    if queue or channel.naming:
         return queue
     return channel.last_queue
 
@@ -138,6 +138,7 @@ def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
     request = channel.pending.popleft()
     channel.declaring -= request.method not in _CHANGE_NO_RING
     if method == QUEUE_DECLARE_OK:
+        channel.naming -= 1
         channel.last_queue, _ = short_string(data, i + 11, end - 1)
     elif method == TX_COMMIT_OK:
         return returns.committed(c, channel, request.number)

@@ -10,7 +10,7 @@ from proxy.groups.member import LinkState
 from proxy.session import client_loop, consuming, settling
 from proxy.session.backlog import Wait
 from proxy.session.events import Left, LinkEnded, Refused, Shadowed
-from proxy.session.numbering import MOST_UNACKED
+from proxy.session.numbering import MOST_TAGS, MOST_UNACKED
 from proxy.session.state import ChannelState, Phase
 from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, consume, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import (
@@ -362,6 +362,64 @@ def test_the_moment_counts_from_the_last_reject_of_a_link_but_not_for_ever() -> 
     assert wire.to_broker() == b""
     settling.hand_back(wire.c, 10.03, 10.0)
     assert wire.to_broker() == b"".join(made(A, commands.Basic.Reject(tag, True)) for tag in (1, 2))
+
+
+CROWD = [f"ordinary {n}" for n in range(MOST_TAGS)]
+
+
+def close_channel_of_client(channel: int) -> bytes:
+    return made(channel, commands.Channel.Close(200, "", 0, 0))
+
+
+def crowd(channel: int) -> bytes:
+    """As many ordinary consumers as a session may have, without acks, and with answers that nobody wants."""
+    return b"".join(consume(channel, tag, "other", no_ack=True, nowait=True) for tag in CROWD)
+
+
+def remembered(wire: Grouping) -> int:
+    return sum(len(source.numbering.tags) for source in wire.consuming.sources.values() if source.link is None)
+
+
+def test_ordinary_consumers_of_a_session_take_memory_for_so_many_only() -> None:
+    """Without members it is only the joining that needs to know them."""
+    wire = Grouping()
+    wire.client(crowd(1))
+    assert remembered(wire) == wire.consuming.tags.count == MOST_TAGS
+    wire.client(crowd(2))
+    # The second channel knows none of its own, and so takes no member.
+    assert remembered(wire) == wire.consuming.tags.count == MOST_TAGS
+    wire.no_queue(wire.ask(2))
+    (close,) = split(wire.broker(closed(2)))
+    assert (code_of(close), text_of(close)) == (
+        506,
+        "RESOURCE_ERROR - group 'x': the connection has over 4096 ordinary consumers; use another connection",
+    )
+    # Cancelled ones make room, and so do those of a channel that is closed.
+    wire.client(made(1, commands.Basic.Cancel(CROWD[0], nowait=True)) + made(1, commands.Basic.Cancel(CROWD[1])))
+    assert wire.consuming.tags.count == MOST_TAGS - 1
+    wire.both(made(1, commands.Basic.CancelOk(CROWD[1])))
+    assert wire.consuming.tags.count == MOST_TAGS - 2
+    wire.client(consume(1, "", "other", no_ack=True) + close_channel_of_client(1))
+    wire.both(made(1, commands.Channel.CloseOk()))
+    assert wire.consuming.tags.count == 0
+
+
+@pytest.mark.parametrize("tag", ["more", ""], ids=["named", "named by the broker"])
+def test_a_channel_with_members_takes_no_more_ordinary_consumers_than_can_be_remembered(tag: str) -> None:
+    """Else deliveries without acks would be taken for unacked ones."""
+    wire = joined()
+    wire.client(crowd(1))
+    sent = wire.client(consume(1, tag, "other", no_ack=True))
+    if not tag:
+        assert sent == consume(1, tag, "other", no_ack=True)
+        sent, _ = wire.both(made(1, commands.Basic.ConsumeOk("amq.ctag-1")))
+    assert sorted(each.channel for each in split(sent) if is_close(each)) == [1, A, B]
+    (close,) = split(wire.broker(closed(1)))
+    assert (code_of(close), text_of(close)) == (
+        506,
+        "RESOURCE_ERROR - a connection with consumers of groups has over 4096 ordinary consumers; use another"
+        " connection",
+    )
 
 
 def test_recover_goes_to_every_channel_with_deliveries() -> None:
