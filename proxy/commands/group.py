@@ -79,11 +79,19 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
         figures = f"{_count(shard['ready'])} ready, {_count(shard['unacked'])} unacked"
         kept = "; a consumer that is no member holds the unacked ones" if shard["unacked"] else ""
         waiting = f", and no member gets them{kept}" if shard["waiting"] else ""
-        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}"
+        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}{_again(shard)}"
     for move in answer["moves"]:
         source = titles.get(move["from"], "a member that has left") if move["from"] is not None else "nobody"
         way = f"{source} to {titles.get(move['to'], 'a member that has left')}"
         yield f"moving       {move['shard']}, from {way}, for {_seconds(move['since_seconds'])}: {move['why']}"
+
+
+def _again(shard: Mapping[str, Any]) -> str:
+    """Return what a shard's line says of redeliveries; empty if there were none, or an older sidecar does not say."""
+    count, worst = shard.get("redelivered", 0), shard.get("worst", 0)
+    if not count:
+        return ""
+    return f", {count} redelivered" + (f", one message {worst} times in the last minutes" if worst > 1 else "")
 
 
 def _seconds(seconds: float) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -11,6 +12,7 @@ from proxy.groups import exactness
 from proxy.groups.exactness import Exactness
 from proxy.groups.member import Actions, Member
 from proxy.groups.membership import Connect, Membership
+from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import report
 from proxy.groups.running import Parts, RunningGroup, shards_of
 from proxy.settings.config import Settings
@@ -62,6 +64,8 @@ class Groups:
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._redelivered: dict[Name, dict[str, Redelivered]] = {}
+        """By group and shard, the redeliveries to members that are gone."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more."""
 
@@ -163,6 +167,19 @@ class Groups:
             found.setdefault(self._counted_as(name), Counter()).update(_counted(group))
         return found
 
+    def redelivered(self, now: float) -> dict[Name, dict[str, Redelivered]]:
+        """Return by group and shard the redeliveries to members of this sidecar, and to those that left of late.
+
+        A program that crashes at a message has no member for most of the time.
+        """
+        found = {name: group.redelivered(now) for name, group in self._groups.items()}
+        for name, shards in list(self._redelivered.items()):
+            if name not in found and any(each.recent(now) for each in shards.values()):
+                found[name] = shards
+            elif name not in found:
+                del self._redelivered[name]
+        return found
+
     async def aclose(self) -> None:
         """Tell the other sidecars that this one's members have left, and end all tasks; takes two seconds at most."""
         for task in self._joining.values():
@@ -204,7 +221,8 @@ class Groups:
             return  # Its session could not start it, as where it lacks channels, and `leave` was called from there.
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end)
+            gone = self._redelivered.setdefault(name, {})
+            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end, gone)
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
@@ -243,6 +261,9 @@ class Groups:
             return
         del self._groups[group.name]
         self._totals.setdefault(self._counted_as(group.name), Counter()).update(_counted(group))
+        self.redelivered(time.monotonic())  # forgets what is not recent
+        if len(self._redelivered) > MOST_NAMES:
+            del self._redelivered[group.name]
         task = asyncio.create_task(group.aclose())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

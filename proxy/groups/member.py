@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import Final, Protocol
 
+from proxy.groups.redelivered import Redelivered
+
 DEFAULT_PREFETCH: Final = 200
 """The most unacknowledged messages of one link where the client has set no prefetch."""
 
@@ -91,7 +93,8 @@ class Member:
     """One consumer that a client has started on a group's name, until it is cancelled or its channel ends."""
 
     __slots__ = (
-        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "prefetch", "since", "tag", "vhost",
+        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "prefetch", "redelivered", "since",
+        "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -101,6 +104,8 @@ class Member:
         """The links that are not LEAVING, CLOSING or ENDED, by shard."""
         self.leaving: list[Link] = []
         """The links by which the client held unacked messages when the member left, or handed the shard over."""
+        self.redelivered: dict[str, Redelivered] = {}
+        """The redeliveries to the member by shard, of those shards that had any."""
         self.prefetch = DEFAULT_PREFETCH
         """The most unacknowledged messages of each link."""
         self.no_ack = False
@@ -109,6 +114,13 @@ class Member:
         """When the member joined, in seconds since 1970."""
         self.client = ""
         """The client's address, and its connection's name if it gave one, for reports."""
+
+    def redelivered_of(self, shard: str) -> Redelivered:
+        """Return the count of a shard's redeliveries to the member."""
+        found = self.redelivered.get(shard)
+        if found is None:
+            found = self.redelivered[shard] = Redelivered()
+        return found
 
     @property
     def held(self) -> list[Link]:

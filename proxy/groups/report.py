@@ -14,6 +14,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
     now = time.monotonic()
     state, seen, reasons = group.state, group.exactness, group.reasons
     hears = state.hears(now)
+    redelivered = group.redelivered(now)
     holders, targets = state.claims.holders, state.decision.targets
     return {
         "vhost": group.name[0],
@@ -45,6 +46,8 @@ def report(group: RunningGroup) -> dict[str, Any]:
                 "ready": found.ready if (found := seen.shards.get(shard)) is not None else None,
                 "unacked": found.unacked if found is not None else None,
                 "waiting": shard in group.waiting,
+                "redelivered": again.count if (again := redelivered.get(shard)) is not None else 0,
+                "worst": again.recent(now) if again is not None else 0,
             }
             for shard in sorted(state.shards, key=natural)
         ],

@@ -16,6 +16,7 @@ from proxy.groups.decision import Act, Step
 from proxy.groups.exactness import Exactness, Shard
 from proxy.groups.member import Actions, Link, Member
 from proxy.groups.membership import Membership
+from proxy.groups.redelivered import Redelivered, together
 from proxy.groups.state import GroupState
 from proxy.groups.view import SILENCE
 from proxy.topology.bindings import TopologyError
@@ -70,6 +71,10 @@ FOLLOW_EVERY: Final = 0.05
 ACKS_EVERY: Final = 2.0
 """Seconds between two checks for members that do not ack."""
 
+POISON: Final = 21
+"""The times that a message comes again from which on the log tells of it: more than RabbitMQ 4's default delivery limit
+lets it come."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -106,10 +111,16 @@ class RunningGroup:
     """One group, for as long as this sidecar has members of it."""
 
     def __init__(
-        self, name: Name, parts: Parts, seen: Exactness | None, over: Callable[["RunningGroup"], None]
+        self,
+        name: Name,
+        parts: Parts,
+        seen: Exactness | None,
+        over: Callable[["RunningGroup"], None],
+        redelivered: dict[str, Redelivered],
     ) -> None:
         """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
 
+        `redelivered` has the redeliveries by shard to members that are gone; the group adds those that leave it.
         `over` is called with the group, perhaps more than once, when this sidecar has neither a member any more nor one
         that has left and whose client holds messages.
         """
@@ -130,6 +141,9 @@ class RunningGroup:
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
         """The last reading of shards that a report has asked for; None before the first."""
+        self._redelivered = redelivered
+        self._told_redelivered: dict[str, int] = {}
+        """By shard, how many times a message had come again when the log last told of it."""
         self._told_of_bad = False
         self._changes = Changes()
         self._reasons: tuple[str, ...] = ()
@@ -156,7 +170,11 @@ class RunningGroup:
 
     def remove(self, member: Member, *, is_lost: bool) -> None:
         """Remove a member that has ended; `is_lost` says that its connection to the broker is lost."""
-        self.state.left(member.id, time.monotonic(), is_lost=is_lost)
+        now = time.monotonic()
+        for shard, counted in member.redelivered.items():
+            self._redelivered[shard] = together([counted, self._redelivered.get(shard, Redelivered())], now)
+        member.redelivered.clear()
+        self.state.left(member.id, now, is_lost=is_lost)
         self._wake.set()
         self._end_if_over()
 
@@ -239,6 +257,7 @@ class RunningGroup:
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
                 self._look_for_acks(now)
+                self._tell_redelivered(now)
                 self._end_if_over()
             if now >= min(self._next_beat, self.state.due):
                 steps = self.state.tick(now).steps
@@ -338,6 +357,30 @@ class RunningGroup:
         )
         self.stalled += 1
         actions.release(member, shard)
+
+    def redelivered(self, now: float) -> dict[str, Redelivered]:
+        """Return the redeliveries by shard to members of this sidecar, of those shards that had any."""
+        present = frozenset(self.state.shards)
+        found: dict[str, list[Redelivered]] = {}
+        for counted in (self._redelivered, *(member.redelivered for member in self.state.local.values())):
+            for shard in counted.keys() - present:
+                del counted[shard]  # it is no shard any more, and there may be any number of such
+            for shard, each in counted.items():
+                found.setdefault(shard, []).append(each)
+        return {shard: together(each, now) for shard, each in found.items()}
+
+    def _tell_redelivered(self, now: float) -> None:
+        """Log each shard of which a message goes round, and again when the number of times has doubled."""
+        worst = {shard: each.recent(now) for shard, each in self.redelivered(now).items()}
+        self._told_redelivered = {shard: told for shard, told in self._told_redelivered.items() if worst.get(shard)}
+        for shard, times in worst.items():
+            if times >= max(POISON, 2 * self._told_redelivered.get(shard, 0)):
+                self._told_redelivered[shard] = times
+                log.warning(
+                    "group %r, virtual host %r: a message of shard %r has come again %d times, as consumers return it"
+                    " or end with it",
+                    *(self.name[1], self.name[0], shard, times),
+                )
 
     # What the management API tells.
 

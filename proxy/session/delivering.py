@@ -221,6 +221,11 @@ def _write(
     number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), c.now)
     link.delivered += 1
     link.delivered_at = c.now
+    if frame[at + 8]:
+        times = content.times_redelivered(data, i + 7, end - 1)
+        # A classic queue does not count. Most messages differ in their headers, such as the ring id, or in their keys.
+        message = 0 if times else hash(both) ^ hash(data[i:end])
+        consumer.member.redelivered_of(link.shard).note(times, message, c.now)
     channel, head, out = consumer.channel, hidden.head, _out
     out.write(channel.method_start)
     write_i32_be(out, len(head) + 9 + len(both))

@@ -46,6 +46,9 @@ _AFTER_HEADERS: Final = (
 STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 """The field of the ring id up to its value, which is a 64-bit integer."""
 
+_TIMES: Final = frozenset({b"x-acquired-count", b"x-delivery-count"})
+"""The headers in which a quorum queue says how often it has delivered a message."""
+
 _LONG_STRING: Final = ord("S")
 _BYTE_ARRAY: Final = ord("x")
 """The types of a value that is text."""
@@ -182,6 +185,20 @@ def origin_in(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
     except Fault:
         pass
     return b"", b""
+
+
+def times_redelivered(data: bytes, start: int, end: int) -> int:
+    """Return how many times a quorum queue had delivered a message before; 0 if its content header does not say.
+
+    RabbitMQ counts each delivery in x-acquired-count, from 4.3 on, and in x-delivery-count those that count towards
+    the queue's delivery limit.
+    """
+    try:
+        flags, at = headers_at(data, start, end)
+        found = table.fields(data, *table_at(data, at, end)) if flags & HEADERS else ()
+        return max((table.integer_of(data, field) for field in found if field.name in _TIMES), default=0)
+    except Fault:
+        return 0
 
 
 def ring_id_in(data: bytes, start: int, end: int) -> int | None:

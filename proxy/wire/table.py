@@ -90,6 +90,12 @@ def text_of(data: bytes, field: Field) -> bytes | None:
     return data[field.value + 4 : field.stop] if field.kind in b"Sx" else None
 
 
+def integer_of(data: bytes, field: Field) -> int:
+    """Return the value of an integer; 0 for a value of another type."""
+    form = _INTEGERS.get(field.kind)
+    return int(unpack_from(form, data, field.value)[0]) if form is not None else 0
+
+
 def hashed_bytes(data: bytes, field: Field) -> bytes | None:
     """Return what a hash exchange hashes of a header: its canonical form (`ring.hashed`).
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from proxy.groups.groups import Groups
 
 _LABELS = ("vhost", "exchange")
+_SHARD_LABELS = (*_LABELS, "shard")
 
 
 def collect(groups: "Groups | None") -> Iterator[Metric]:
@@ -78,3 +79,18 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         stalled.add_metric(name, counted["stalled"])
         lost.add_metric(name, counted["lost"])
     yield from (moves, stalled, lost)
+    again = CounterMetricFamily(
+        "ringproxy_group_redeliveries",
+        "Redeliveries of messages to members at this sidecar, of those shards that had any.",
+        labels=_SHARD_LABELS,
+    )
+    worst = GaugeMetricFamily(
+        "ringproxy_group_worst_redeliveries",
+        "How many times one message of a shard came again, the most of those that did in the last five minutes.",
+        labels=_SHARD_LABELS,
+    )
+    for name, shards in groups.redelivered(now).items() if groups is not None else ():
+        for shard, counted in sorted(shards.items()):
+            again.add_metric((*name, shard), counted.count)
+            worst.add_metric((*name, shard), counted.recent(now))
+    yield from (again, worst)

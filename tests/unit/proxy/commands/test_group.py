@@ -50,12 +50,16 @@ ANSWER: dict[str, Any] = {
     "warnings": ["no limit"],
     "membership": "not connected yet",
     "members": MEMBERS,
-    "shards": [{**shard, "waiting": shard["shard"] == "orders.1"} for shard in SHARDS],
+    "shards": [
+        {**shard, "waiting": shard["shard"] == "orders.1", "redelivered": redelivered, "worst": worst}
+        for shard, redelivered, worst in zip(SHARDS, (4, 219, 0), (1, 73, 0), strict=True)
+    ],
     "leaving": [{"client": "10.0.0.8:1 (billing-2)", "shard": "orders.2", "unacked": 7}],
     "refused": [{"client": "c1", "shard": "orders.2", "why": "403 ACCESS_REFUSED - no", "since_seconds": 12}],
     "moves": [{"shard": "orders.1", "from": "a1", "to": "b1", "why": "it is being raised", "since_seconds": 90}],
     "figures_age_seconds": 1.0,
 }
+POISON = "one message 73 times in the last minutes"
 GHOST = "a consumer that is no member holds the unacked ones"
 LINES = r"""
 group        orders in virtual host shop, 2 members, 3 shards, not exact
@@ -68,8 +72,8 @@ member 2     \x1b[2Jevil by node-b, since 2026-11-23T18:39:25Z, 0 unacked, gets 
              has 0 shards, and should have 1: none
 leaving      10.0.0.8:1 (billing-2) has cancelled, with 7 unacked of orders.2
 refused      c1 has no consumer on orders.2 for 12.0 s: 403 ACCESS_REFUSED - no
-shard        orders.0, member 1 for 25.9 s, 0 ready, 4 unacked
-shard        orders.1, member 1 for 2 h, 3 ready, 5 unacked, and no member gets them; GHOST
+shard        orders.0, member 1 for 25.9 s, 0 ready, 4 unacked, 4 redelivered
+shard        orders.1, member 1 for 2 h, 3 ready, 5 unacked, and no member gets them; GHOST, 219 redelivered, POISON
 shard        orders.2, nobody, ? ready, ? unacked
 moving       orders.1, from member 1 to member 2, for 2 min: it is being raised
 """
@@ -101,7 +105,9 @@ def answering(answers: dict[str, Any]) -> Iterator[str]:
 
 def test_a_group_in_lines() -> None:
     with answering({"/groups/shop/a%2Fb": ANSWER}) as url:
-        assert show(url, "shop", "a/b", as_json=False) == LINES.strip("\n").replace("GHOST", GHOST)
+        assert show(url, "shop", "a/b", as_json=False) == LINES.strip("\n").replace("GHOST", GHOST).replace(
+            "POISON", POISON
+        )
 
 
 def test_a_group_as_json_in_the_default_virtual_host(capsys: pytest.CaptureFixture[str]) -> None:

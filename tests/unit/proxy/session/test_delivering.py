@@ -1,6 +1,7 @@
 """Deliveries of hidden channels on their way to the client, in any chunking."""
 
 from collections.abc import Callable
+from struct import pack
 
 import pytest
 from pamqp import commands
@@ -51,6 +52,36 @@ def fed(data: bytes, make: Callable[[], Grouping] | None = None, *, to_broker: b
         outcomes.add(wire.to_client())
     (outcome,) = outcomes
     return outcome
+
+
+COUNTED = entry(b"x-acquired-count", b"l", pack(">q", 9)) + entry(b"x-delivery-count", b"l", pack(">q", 4))
+
+
+@pytest.mark.parametrize(
+    ("entries", "times"),
+    [
+        pytest.param(COUNTED, 9, id="counted by RabbitMQ 4.3"),
+        pytest.param(entry(b"a", b"V", b"") + entry(b"x-delivery-count", b"l", pack(">q", 4)), 4, id="by older ones"),
+        pytest.param(b"", 3, id="by a classic queue, so counted here"),
+        pytest.param(long_string(b"x-delivery-count", b"many"), 3, id="a publisher's own header"),
+        pytest.param(COUNTED[:-1], 3, id="a table that stops early"),
+    ],
+)
+def test_redeliveries_are_counted_by_shard(entries: bytes, times: int) -> None:
+    for chunking in chunkings(
+        b"".join(deliver(A, tag, redelivered=True, head=headers(A, 5, entries)) for tag in (1, 2))
+    ):
+        wire = Grouping()
+        member = wire.join()
+        first = deliver(A, 1, head=headers(A, 5, entries)) + deliver(B, 1)
+        feed(wire, [first])
+        assert member.redelivered == {}
+        feed(wire, chunking)
+        feed(wire, [deliver(A, 4, redelivered=True, head=headers(A, 5, entries), key=b"another"), first])
+        feed(wire, [deliver(A, 5, redelivered=True, head=headers(A, 5, entries))])
+        assert list(member.redelivered) == ["q1"]
+        counted = member.redelivered["q1"]
+        assert (counted.count, counted.recent(wire.c.now)) == (4, times)
 
 
 STAMPS = long_string(b"x-ring-exchange", b"x") + long_string(b"x-ring-routing-key", b"key") + entry(b"n", b"V", b"")
