@@ -14,6 +14,7 @@ from proxy.groups import membership
 from proxy.groups import running as running_module
 from proxy.groups.groups import Groups
 from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.redelivered import RECENT
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
@@ -175,6 +176,54 @@ async def test_with_the_last_member_the_group_ends_and_its_totals_stay(fake: Fak
         assert groups.report() == []
         assert groups.totals()["/", "orders"]["stalled"] == 3
         assert await groups.report_of(("/", "orders")) is None
+
+
+async def test_redeliveries_are_counted_by_group_and_shard_and_told_of_when_one_message_goes_round(
+    fake: FakeManagement, api: Management, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are known for a while after the member has left, as a program that crashes at a message has."""
+    fake.exchange("orders", binding("q1"), binding("q2"))
+    orders, now = ("/", "orders"), time.monotonic()
+    async with running(api) as groups:
+        leaver, stays = member("a"), member("b")
+        for each in (leaver, stays):
+            groups.join(each, Session())
+        await eventually(lambda: orders in groups.running and len(groups.report()[0]["members"]) == 2)
+        leaver.redelivered_of("q1").note(running_module.POISON, 0, now)
+        for times in (1, 2):
+            stays.redelivered_of("q1").note(times, 0, now)
+            stays.redelivered_of("no shard any more").note(times, 0, now)
+        groups.leave(leaver)
+        group = groups.running[orders]
+        group._tell_redelivered(now)
+        group._tell_redelivered(now)
+        assert caplog.text.count("a message of shard 'q1' has come again 21 times") == 1
+        stays.redelivered_of("q1").note(2 * running_module.POISON, 0, now)
+        group._tell_redelivered(now)
+        assert caplog.text.count("a message of shard 'q1' has come again 42 times") == 1
+        shards = groups.report()[0]["shards"]
+        assert [(each["shard"], each["redelivered"], each["worst"]) for each in shards] == [("q1", 4, 42), ("q2", 0, 0)]
+        assert stays.redelivered.keys() == {"q1"}
+        groups.leave(stays)
+        (counted,) = groups.redelivered(now)[orders].values()
+        assert (counted.count, counted.recent(now)) == (4, 42)
+        assert groups.redelivered(now + RECENT + 1) == {}
+        assert groups._redelivered == {}
+
+
+async def test_redeliveries_of_groups_that_have_ended_are_known_of_so_many_only(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "MOST_NAMES", 1)
+    async with running(api) as groups:
+        for exchange in ("one", "two"):
+            fake.exchange(exchange, binding("q1"))
+            its = member(exchange, exchange)
+            groups.join(its, Session())
+            await eventually(lambda name=exchange: ("/", name) in groups.running)  # type: ignore[misc]
+            its.redelivered_of("q1").note(1, 0, time.monotonic())
+            groups.leave(its)
+        assert groups.redelivered(time.monotonic()).keys() == {("/", "one")}
 
 
 @pytest.mark.parametrize(("connect", "fault"), [(hangs, "does not answer in time"), (refuses, "no such node")])

@@ -68,17 +68,16 @@ COUNTED = entry(b"x-acquired-count", b"l", pack(">q", 9)) + entry(b"x-delivery-c
     ],
 )
 def test_redeliveries_are_counted_by_shard(entries: bytes, times: int) -> None:
-    for chunking in chunkings(
-        b"".join(deliver(A, tag, redelivered=True, head=headers(A, 5, entries)) for tag in (1, 2))
-    ):
+    head = headers(A, 5, entries)
+    first = deliver(A, 1, head=head) + deliver(B, 1)
+    for chunking in chunkings(deliver(A, 2, redelivered=True, head=head) + deliver(A, 3, redelivered=True, head=head)):
         wire = Grouping()
         member = wire.join()
-        first = deliver(A, 1, head=headers(A, 5, entries)) + deliver(B, 1)
         feed(wire, [first])
         assert member.redelivered == {}
         feed(wire, chunking)
-        feed(wire, [deliver(A, 4, redelivered=True, head=headers(A, 5, entries), key=b"another"), first])
-        feed(wire, [deliver(A, 5, redelivered=True, head=headers(A, 5, entries))])
+        feed(wire, [deliver(A, 4, redelivered=True, head=head, key=b"another"), first])
+        feed(wire, [deliver(A, 5, redelivered=True, head=head)])
         assert list(member.redelivered) == ["q1"]
         counted = member.redelivered["q1"]
         assert (counted.count, counted.recent(wire.c.now)) == (4, times)
