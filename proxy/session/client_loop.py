@@ -93,7 +93,7 @@ def resume(c: Connection) -> None:
     """
     way, waiting = c.to_broker, c.waiting
     inside = waiting.channels.get(way.body_of) if way.skip and way.dropping else None
-    if (way.skip and inside is None) or c.phase > Phase.DRAINING or c.still_crowded():
+    if (way.skip and inside is None) or way.more or c.phase > Phase.DRAINING or c.still_crowded():
         return
     for channel in list(waiting.channels.values()):
         backlog = channel.backlog
@@ -109,14 +109,14 @@ def resume(c: Connection) -> None:
         _take(c, b"".join(backlog.pieces[: backlog.seen]), inf)
         waiting.forced = None
         behind = b"".join(backlog.pieces[backlog.seen :])
-        if behind and c.running and c.crowded is None:
+        if behind and c.running and c.crowded is None and not way.more:
             _take(c, behind, inf)
             behind = b""
         if not c.running:
             closing.late_from_client(c, behind + rest)
             return
         way.rest += behind + rest
-        if c.crowded is not None:
+        if c.crowded is not None or way.more:
             return
     if waiting.stalled and waiting.size <= MOST_WITHHELD:
         waiting.stalled = False
@@ -216,7 +216,7 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
                 i = size
                 break
             i = end
-            if c.crowded is not None or (not number and c.phase > Phase.DRAINING):
+            if c.crowded is not None or way.more or (not number and c.phase > Phase.DRAINING):
                 # What follows stays in `rest`, or is no session's any more.
                 break
             if not frames & (_LOOK_EVERY - 1) and monotonic() > until:
@@ -232,10 +232,13 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
         way.frames += frames
     if start < i:
         out.append(run(data, start, i) if start or i < size else data)
+    again, c.again = c.again, b""
+    if again:
+        way.frames -= 1  # it counts once it has taken all of its effect
     if c.phase > Phase.DRAINING:
         closing.late_from_client(c, data[i:])
-    elif i < size:
-        way.rest = data[i:]
+    elif again or i < size:
+        way.rest = again + data[i:]
 
 
 def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:

@@ -21,9 +21,8 @@ class Connection:
     """The state of one session, from the client's first bytes to its last socket."""
 
     __slots__ = (
-        "channels", "confirmed", "consuming", "crowded", "events", "frame_max", "goodbye", "handshake", "now", "phase",
-        "republishing", "routes", "table", "tables", "to_broker", "to_client", "turn_ends",
-        "waiting",
+        "again", "channels", "confirmed", "consuming", "crowded", "events", "frame_max", "goodbye", "handshake", "now",
+        "phase", "republishing", "routes", "table", "tables", "to_broker", "to_client", "turn_ends", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +61,8 @@ class Connection:
         """The client's connection.close while it waits, in the phase LEAVING; else empty."""
         self.now = 0.0
         """The time of the last bytes, monotonic."""
+        self.again = b""
+        """A frame of the client's that took a part of its effect, and is to be taken again in the next turn."""
         self.turn_ends = inf
         """The time from which on no further frame of a read is taken before other sessions have had a turn, monotonic.
 

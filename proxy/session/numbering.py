@@ -344,12 +344,12 @@ class Numbering:
             self._remove(delivery)
         return delivery
 
-    def settle_all(self, number: int) -> list[tuple[Source, int, bool, int]]:
-        """Take the client's answer to all deliveries up to a number above `base`.
+    def settle_all(self, number: int, most: int) -> list[tuple[Source, int, bool, int]]:
+        """Take the client's answer to all deliveries up to a number above `base`, but to no more than `most` of them.
 
-        Returns for each channel, in the order in which the broker is to get them, the broker's delivery tag, whether
-        the answer is to all up to it, and the method; 0 stands for the client's own. What the client returned before
-        goes back in its place among them, but for a link whose member has left.
+        `reaches` says whether any are left. Returns for each channel, in the order in which the broker is to get them,
+        the broker's delivery tag, whether the answer is to all up to it, and the method; 0 stands for the client's own.
+        What the client returned before goes back in its place among them, but for a link whose member has left.
         """
         answers: list[tuple[Source, int, bool, int]] = []
         highest: dict[Source, int] = {}
@@ -357,8 +357,9 @@ class Numbering:
             highest[self.own] = below
             self.settle_all_own(self.base)
         delivery = self._first
-        while delivery is not None and delivery.number <= number:
+        while delivery is not None and delivery.number <= number and most:
             source, tag = delivery.source, delivery.tag
+            most -= 1
             self._remove(delivery)
             delivery = self._first
             if source.returning and source.returning[0] >> 1 < tag:
@@ -374,6 +375,10 @@ class Numbering:
             highest[source] = tag
         answers += [(source, tag, True, 0) for source, tag in highest.items()]
         return answers
+
+    def reaches(self, number: int) -> bool:
+        """Return whether a delivery above `base` and up to a number is not settled."""
+        return self._first is not None and self._first.number <= number
 
     def recover(self) -> list[Source]:
         """Forget all deliveries, since the broker will deliver them again; return the channels that they were on."""

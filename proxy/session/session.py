@@ -222,6 +222,7 @@ class Session:
             self._from_client(data[:rest])
         if c.running:
             c.to_broker.rest += data[rest:]
+            c.to_broker.more = False
             self._flow.stop_reading()
         else:
             self._from_client(data[rest:])
@@ -244,8 +245,6 @@ class Session:
         """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
-        if c.to_broker.more:
-            self._rest(self.client)
         if c.consuming is not None and c.consuming.draining and not self._consumed and not c.consuming.unacked:
             self._consumed = True
             self.drain()
@@ -294,6 +293,8 @@ class Session:
             self._do()
         self.broker.write(c.to_broker.out)
         self.client.write(c.to_client.out)
+        if c.to_broker.more:
+            self._rest(self.client)
 
     def _leave(self, *, is_new: bool) -> None:
         """Pass the client's connection.close on, once that loses nothing, or a while later."""

@@ -35,7 +35,7 @@ _REQUEUE: Final = 2
 _REJECT_REQUEUE: Final = 1
 
 MOST_AT_ONCE: Final = 4096
-"""The most deliveries that go back to the broker in one go, since other sessions wait meanwhile."""
+"""The most deliveries that are settled, or go back to the broker, in one go, since other sessions wait meanwhile."""
 
 _FEW: Final = 16
 """The most deliveries that go back to the broker behind one answer of the client's."""
@@ -82,7 +82,10 @@ def settle(c: Connection, channel: Channel, method: int, data: bytes, i: int, en
 def _many(
     c: Connection, channel: Channel, numbering: Numbering, number: int, method: int, bits: int, requeued: bool
 ) -> bytes | None:
-    """Take the client's ack or nack of all deliveries up to a number; 0 stands for all that there are."""
+    """Take the client's ack or nack of all deliveries up to a number; 0 stands for all that there are.
+
+    An answer to very many is taken in parts, between which other sessions have a turn.
+    """
     if not numbering.started or 0 < number <= numbering.base:
         numbering.settle_all_own(number or numbering.last)
         return None
@@ -90,7 +93,8 @@ def _many(
         return _unknown(c, channel, number, method)
     answers: list[bytes] = []
     sources: dict[Source, None] = {}
-    for source, tag, many, other in numbering.settle_all(number or numbering.last):
+    number = number or numbering.last
+    for source, tag, many, other in numbering.settle_all(number, MOST_AT_ONCE):
         sources[source] = None
         if other:
             answers.append(_give_back(source, tag, other))
@@ -99,6 +103,9 @@ def _many(
     for source in sources:
         # A link ends behind the last answer to its deliveries, of which there may be several.
         answers += _released(c, source) if source.returning else b"", _end(c, source)
+    if numbering.reaches(number):
+        c.again = method_frame(channel.id, method, U64.pack(number) + bytes((bits,)))
+        c.to_broker.more = True
     return b"".join(answers)
 
 

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from struct import pack
 
 import pytest
+from pamqp import commands
 
 from proxy.session import settling
 from proxy.session.numbering import MOST_OUT_OF_ORDER, Numbering
 from tests.unit.proxy.session.grouping import FIRST, Grouping, deliver
-from tests.unit.proxy.session.wire import method, split
+from tests.unit.proxy.session.wire import made, method, split
 
 A, B = FIRST + 1, FIRST + 2
 """The hidden channels of the two links of a member."""
@@ -89,6 +90,24 @@ def test_each_of_many_acks_covers_one_delivery() -> None:
         assert len(split(wire.client(data))) == MANY - 1
 
 
+@pytest.mark.parametrize("number", [MANY, 0], ids=["up to the last", "all"])
+def test_one_ack_of_many_is_taken_in_parts_between_which_others_have_a_turn(number: int) -> None:
+    wire = holding(A)
+    behind = made(1, commands.Basic.Qos(prefetch_count=1))
+    before = wire.c.to_broker.frames
+    sent = [wire.client(ack(number, True) + behind)]
+    # A delivery that came meanwhile is not meant, and nothing overtakes the rest of the ack.
+    wire.both(deliver(A, MANY + 1))
+    while wire.c.to_broker.more:
+        sent.append(wire.client(b""))
+    most = settling.MOST_AT_ONCE
+    tags = [*range(most, MANY, most), MANY]
+    assert b"".join(sent) == b"".join(made(A, commands.Basic.Ack(tag, True)) for tag in tags) + behind
+    assert len(sent) == len(tags)
+    assert wire.c.to_broker.frames - before == 2
+    assert list(wire.c.channels[1].numbering.unacked) == [MANY + 1]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("started", [False, True], ids=["before a member comes", "with a member"])
 def test_deliveries_of_ordinary_consumers_are_acked_out_of_order(started: bool) -> None:
     numbering = Numbering(1)
@@ -102,6 +121,6 @@ def test_deliveries_of_ordinary_consumers_are_acked_out_of_order(started: bool) 
     with in_little_time():
         for tag in range(1, number):
             if started:
-                assert numbering.settle_all(numbering.add(numbering.own, 2 * number + tag, 0.0))
+                assert numbering.settle_all(numbering.add(numbering.own, 2 * number + tag, 0.0), 1)
             numbering.settle_all_own(tag)
     assert not numbering.unsure

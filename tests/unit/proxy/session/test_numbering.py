@@ -16,6 +16,9 @@ def sources(numbering: Numbering, count: int) -> list[Source]:
     return [numbering.own, *(Source(1000 + n, numbering, Link(member, f"q{n}", 1000 + n, 0)) for n in range(count))]
 
 
+MOST = 1 << 30
+
+
 class World:
     """A numbering, a list of all deliveries without an answer, and what the broker has unacked on each channel."""
 
@@ -61,7 +64,7 @@ class World:
             assert self.settle(numbering.own, number, True) == wanted
         else:
             got: set[tuple[Source, int]] = set()
-            for source, tag, many, method in numbering.settle_all(number or numbering.last):
+            for source, tag, many, method in numbering.settle_all(number or numbering.last, MOST):
                 if method:
                     assert self.returning.pop((source, tag)) == method
                     assert self.settle(source, tag, many) == {(source, tag)}
@@ -157,7 +160,7 @@ def test_recover_forgets_everything_and_tells_whose_it_was() -> None:
     assert (numbering.unacked, one.link.unacked) == ({}, 0)
     numbering.add(one, 3, 0.0)
     # What the broker delivers again has new tags: an answer to all of it names no old one.
-    assert numbering.settle_all(numbering.last) == [(one, 3, True, 0)]
+    assert numbering.settle_all(numbering.last, MOST) == [(one, 3, True, 0)]
 
 
 def test_the_oldest_delivery_of_each_channel_is_known() -> None:
