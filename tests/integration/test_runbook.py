@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pamqp.commands import Channel
+from pamqp.commands import Basic, Channel
 
 from ring.compiled import kind
 from testbed.broker import Broker
@@ -16,7 +16,7 @@ from tests.certificates import Authority
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with_login
 from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
-from tests.integration.groups import consume
+from tests.integration.groups import consume, deliveries
 from tests.integration.native import publish_in
 from tests.integration.own_node import own_node, private_only
 from tests.integration.relay import management_front, relay
@@ -418,6 +418,25 @@ def test_member_not_acking(grouping: Sidecar, broker: Broker, client: Client) ->
         wait_until("a shard taken", lambda: "gets no shard as it did not ack" in shell(look))
         assert "(groups_ack_timeout), so the shard goes to the next member" in grouping.log()
         assert grouping.metric("ringproxy_group_stalled_links_total", exchange="orders") >= 1
+
+
+def test_poison_message(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Poison message"]
+    grouping = start_sidecar(groups="orders")
+    shell = Shell(here(broker, grouping))
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        publish(grouping)
+        (got,) = deliveries(wire, 1, 1)
+        for _ in range(24):
+            wire.tell(1, Basic.Reject(got.number, True))
+            (got,) = deliveries(wire, 1, 1)
+            assert got.redelivered
+        # Classic shards do not count, so the sidecar does.
+        assert ", 24 redelivered, one message 24 times in the last minutes" in shell(look)
+        wait_until("a log line", lambda: " times, as consumers return it" in grouping.log())
+        assert grouping.metric("ringproxy_group_worst_redeliveries", exchange="orders") > 20
 
 
 @pytest.fixture
