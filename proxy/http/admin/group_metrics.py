@@ -90,7 +90,7 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         labels=_SHARD_LABELS,
     )
     for name, shards in groups.redelivered(now).items() if groups is not None else ():
-        for shard, counted in sorted(shards.items()):
-            again.add_metric((*name, shard), counted.count)
-            worst.add_metric((*name, shard), counted.recent(now))
+        for shard, redelivered in sorted(shards.items()):
+            again.add_metric((*name, shard), redelivered.count)
+            worst.add_metric((*name, shard), redelivered.recent(now))
     yield from (again, worst)
