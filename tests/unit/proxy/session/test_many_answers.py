@@ -91,6 +91,15 @@ def test_each_of_many_acks_covers_one_delivery() -> None:
         assert len(split(wire.client(data))) == MANY - 1
 
 
+def test_many_methods_on_the_last_declared_queue_while_many_declarations_have_no_answer() -> None:
+    wire = Grouping()
+    declared = made(1, commands.Exchange.Declare(exchange="e", passive=True)) * (MANY // 2)
+    data = made(1, commands.Basic.Consume(queue="", nowait=True)) * (MANY // 2)
+    assert wire.client(declared) == declared
+    with in_little_time():
+        assert wire.client(data) == data
+
+
 @pytest.mark.parametrize("number", [MANY, 0], ids=["up to the last", "all"])
 def test_one_ack_of_many_is_taken_in_parts_between_which_others_have_a_turn(number: int) -> None:
     wire = holding(A)
