@@ -96,7 +96,7 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
     (tmp_path / "tokens.toml").write_text(example)
     checked = Access(tmp_path / "tokens.toml")
     (token,) = re.findall(r'^token = "(.*)"$', example, re.M)
-    checked.check(f"Bearer {token}", "shop", "orders.eu")
+    checked.check(f"Bearer {token}", "shop", "orders")
     checked.check(f"Bearer {token}", "/", "audit")
     checked.check("Bearer abc", "any", "import.eu")  # what every text on SHA-256 takes for its example
 
