@@ -9,6 +9,7 @@ import matplotlib as mpl
 
 from pipeline.formats import duration
 from pipeline.names import shortened
+from pipeline.sampling import Estimate
 
 mpl.use("svg")
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -57,6 +58,19 @@ def legend(axes: "Axes", handles: Sequence[Any] = (), names: Sequence[str] = ())
     room = _LEGEND * axes.get_position().width
     columns = max(1, min(len(told), int(room / (max(map(len, told)) + 6))))
     axes.legend(handles, told, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False)
+
+
+def intervals(axes: "Axes", places: Sequence[Any], estimates: Sequence[Estimate], *, across: bool = False) -> None:
+    """Draw the interval of each estimate at its place, on bars that go up, or `across` the page.
+
+    An interval without end reaches beyond the plot, whose axis it does not stretch.
+    """
+    values = [one.value for one in estimates]
+    most = 2 * max((one.high for one in estimates if math.isfinite(one.high)), default=1.0)
+    ends = [[one.value - one.low for one in estimates], [min(one.high, most) - one.value for one in estimates]]
+    x, y = (values, places) if across else (places, values)
+    how: Any = {"xerr" if across else "yerr": ends}
+    axes.errorbar(x, y, **how, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
 
 
 def counts(axis: "Axis") -> None:

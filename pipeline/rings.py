@@ -27,6 +27,14 @@ class RingSpec:
     Lanes choose no queue, so rings that differ in their lanes alone are equal.
     """
 
+    fair: dict[Destination, int] = field(default_factory=dict, compare=False)
+    """The weights that say which shares are fair, where those are not its own; of the same destinations."""
+
+    @property
+    def wanted(self) -> dict[Destination, int]:
+        """The weights that say which share of the messages each destination ought to get."""
+        return self.fair or self.weights
+
     @property
     def fingerprint(self) -> str:
         """The fingerprint of the ring: rings with equal ones route equally."""
@@ -64,7 +72,12 @@ def parse_ring(text: str | bytes, where: str, like: RingSpec = _PLAIN) -> RingSp
     hashed, lanes = _text(told, "hashed", like.hashed, where), told.get("lanes", {})
     if not isinstance(lanes, dict) or not all(isinstance(lane, str) and lane for lane in lanes.values()):
         raise PipelineError(f"{where}: lanes: {lanes!r} is not an object of queues and their lanes")
-    spec = RingSpec(exchange_type, hashed, _weights(told, where), lanes)
+    weights = _weights(told, "destinations", where)
+    fair = _weights(told, "fair", where) if "fair" in told else {}
+    if fair and fair.keys() != weights.keys():
+        amiss = min(fair.keys() ^ weights.keys())
+        raise PipelineError(f"{where}: fair: {amiss} is not in both fair and destinations: list the same ones in both")
+    spec = RingSpec(exchange_type, hashed, weights, lanes, fair)
     if told.get("fingerprint", spec.fingerprint) != spec.fingerprint:
         raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {spec.fingerprint}")
     return spec
@@ -92,6 +105,7 @@ def to_json(spec: RingSpec) -> str:
         "hashed": spec.hashed,
         "destinations": [[d.kind, d.name, weight] for d, weight in sorted(spec.weights.items())],
         **({"lanes": spec.lanes} if spec.lanes else {}),
+        **({"fair": [[d.kind, d.name, weight] for d, weight in sorted(spec.fair.items())]} if spec.fair else {}),
     }
     return json.dumps(told, ensure_ascii=False)
 
@@ -103,20 +117,20 @@ def _text(told: dict[str, Any], field: str, default: str, where: str) -> str:
     return value
 
 
-def _weights(told: dict[str, Any], where: str) -> dict[Destination, int]:
-    given = told.get("destinations")
+def _weights(told: dict[str, Any], field: str, where: str) -> dict[Destination, int]:
+    given = told.get(field)
     if not isinstance(given, list) or not given:
-        raise PipelineError(f"{where}: destinations: {given!r} is not a list of [kind, name, weight]")
+        raise PipelineError(f"{where}: {field}: {given!r} is not a list of [kind, name, weight]")
     weights: dict[Destination, int] = {}
     for n, one in enumerate(given):
         match one:
             case ["queue" | "exchange" as kind, str(name), int(weight)] if not isinstance(weight, bool):
                 destination = Destination(kind, name)
             case _:
-                raise PipelineError(f"{where}: destinations[{n}]: {one!r} is not [kind, name, weight]")
+                raise PipelineError(f"{where}: {field}[{n}]: {one!r} is not [kind, name, weight]")
         if not 1 <= weight <= MAX_WEIGHT:
-            raise PipelineError(f"{where}: destinations[{n}]: weight {weight} is outside 1 to {MAX_WEIGHT}")
+            raise PipelineError(f"{where}: {field}[{n}]: weight {weight} is outside 1 to {MAX_WEIGHT}")
         if destination in weights:
-            raise PipelineError(f"{where}: destinations[{n}]: {destination} is there twice")
+            raise PipelineError(f"{where}: {field}[{n}]: {destination} is there twice")
         weights[destination] = weight
     return weights

@@ -1,7 +1,7 @@
 """The ring: an immutable table of which destination owns each of 2^20 slots."""
 
 import hashlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ring.contest import challenge, contest, won
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
-from ring.scores import U16, U64, ranking, slot_streams
+from ring.scores import U16, U64, draws, neg_log2, ranking, slot_streams
 
 MAX_DESTINATIONS = 1 << 16
 """The most destinations of a ring, since the table holds 16-bit indices."""
@@ -125,6 +125,16 @@ def owners(weights: Mapping[Destination, int], slots: NDArray[np.int64]) -> U16:
     """
     destinations, values = _checked(weights)
     return contest(_seeds(destinations), np.array(values, np.uint64), slots)
+
+
+def scores_of(destinations: Sequence[Destination], slots: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the score that each destination has for each slot at weight 1, an array of shape (slots, destinations).
+
+    By any weights, the owner of a slot has the least score divided by its weight; scores are rounded to floats.
+    """
+    streams = slot_streams(slots)
+    columns = [neg_log2(draws(streams, seed)).astype(np.float64) for seed in _seeds(tuple(destinations))]
+    return np.stack(columns, axis=1)
 
 
 class Changes(NamedTuple):

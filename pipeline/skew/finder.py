@@ -187,14 +187,13 @@ def _samples(scopes: Sequence[Scope], slots: DataFrame) -> tuple[_Rows, dict[_Pl
     """Return of each scope the rows of its heaviest slots, where there are samples, and its sample."""
     sums = keys.by_slot(slots)
     heaviest = _by_scope(keys.hottest(sums, _HEAVIEST)) if any(scope.least < 1 for scope in scopes) else {}
-    totals = _by_scope(keys.squares(sums))
+    spread = _by_scope(keys.spread(sums))
     samples = {}
     for scope in scopes:
         place = _place(scope)
         pairs = [(row.slot, row.messages) for row in heaviest.get(place, [])]
-        row = next(iter(totals.get(place, [])), None)
-        seen, squares = (row.messages, row.squares) if row is not None else (0.0, 0.0)
-        samples[place] = Sample.of(slots_of(scope.least), seen, squares, pairs)
+        counts = [(row.messages, row["keys"]) for row in spread.get(place, [])]
+        samples[place] = Sample.of(slots_of(scope.least), counts, pairs)
     return heaviest, samples
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.doubt import doubt
 from pipeline.sampling import CONFIDENCE, Estimate, Estimates, Sample
 from pipeline.skew import measures
 from ring.destination import Destination
@@ -16,10 +17,10 @@ from ring.hashing import SLOTS
 _SCOPE = "vhost string, exchange string, ring string"
 RINGS = (
     f"{_SCOPE}, rings int, records long, messages long, sample double, published double, published_low double, "
-    "published_high double, by_slot boolean, approximate boolean, keys long, keys_share double, chi_squared double, "
-    "freedom int, p double, gini double, top_key double, top_key_low double, top_key_high double, top_10 double, "
-    "top_10_low double, top_10_high double, max_over_fair double, max_over_fair_low double, "
-    "max_over_fair_high double, unfixable int, maybe_unfixable int"
+    "published_high double, intervals_hold boolean, by_slot boolean, approximate boolean, keys long, "
+    "keys_share double, chi_squared double, freedom int, p double, gini double, top_key double, top_key_low double, "
+    "top_key_high double, top_10 double, top_10_low double, top_10_high double, max_over_fair double, "
+    "max_over_fair_low double, max_over_fair_high double, unfixable int, maybe_unfixable int"
 )
 DESTINATIONS = (
     f"{_SCOPE}, kind string, destination string, weight int, fair_share double, keys long, messages long, bytes long, "
@@ -185,6 +186,11 @@ class Findings:
         return self.sample.max_over_fair(*self._seen, self._fair)
 
     @property
+    def doubt(self) -> str:
+        """What the sample cannot tell, in words; empty if it tells enough."""
+        return doubt(self.sample, [self.max_over_fair])
+
+    @property
     def busiest(self) -> Load:
         """The destination that has the most for its weight."""
         return self.loads[int(np.argmax(self.shares.value / self._fair))]
@@ -216,11 +222,11 @@ class Findings:
 
     def share(self, key: HotKey) -> Estimate:
         """Return a key's share of everything published."""
-        return self.sample.key_share(key.messages, key.slot)
+        return self.sample.share_of(key.messages)
 
     def top(self, count: int) -> Estimate:
         """Return the share of everything published that the hottest keys in the sample have together."""
-        return self.sample.keys_share((key.messages, key.slot) for key in self.candidates[:count])
+        return self.sample.share_of(sum(key.messages for key in self.candidates[:count]))
 
     def outweighs(self, key: HotKey) -> bool:
         """Return whether no weight can fix it: its destination is above its fair share by this key alone."""
@@ -258,7 +264,7 @@ class Findings:
         tested = self.chi_squared or (None, None, None)
         return (
             *(*self.scope.columns, self.scope.rings, self.scope.records, self.messages, self.scope.least),
-            *map(_finite, self.sample.total()),
+            *(*map(_finite, self.sample.total()), self.sample.holds),
             *(self.by_slot, self.approximate, self.keys, self.keys_share, *tested, self.gini),
             *(*self.top(1), *self.top(10), *self.max_over_fair, len(self.unfixable), len(self.maybe_unfixable)),
         )

@@ -73,12 +73,6 @@ def by_slot(counts: DataFrame) -> DataFrame:
     return counts.groupBy(*SCOPE, "slot").agg(F.sum("messages").alias("messages"))
 
 
-def squares(slots: DataFrame) -> DataFrame:
-    """Return of `by_slot` one row for each SCOPE: the sum of the `messages`, and of the `squares` of each slot's."""
-    count = F.col("messages").cast("double")
-    return slots.groupBy(*SCOPE).agg(F.sum(count).alias("messages"), F.sum(count * count).alias("squares"))
-
-
 def hottest(counts: DataFrame, top: int) -> DataFrame:
     """Return the `top` rows with the most messages of each SCOPE; among equal ones, those first by slot and key.
 
@@ -116,5 +110,8 @@ def above(counts: DataFrame, limits: DataFrame) -> DataFrame:
 
 
 def spread(counts: DataFrame) -> DataFrame:
-    """Return how many `keys` have how many `messages`, of each SCOPE; few rows whatever the keys are."""
+    """Return how many `keys` have how many `messages`, of each SCOPE; few rows whatever the keys are.
+
+    Of rows of `by_slot` these are slots.
+    """
     return counts.groupBy(*SCOPE, "messages").agg(F.count("*").alias("keys"))

@@ -95,7 +95,7 @@ def grade(every: Sequence[Findings], missing: Missing) -> Grade:
     exchanges = [found for found in every if found.scope.across]
     if any(found.unfixable for found in exchanges):
         return Grade.BAD
-    uneven = any(found.maybe_unfixable or words.is_uneven(found) for found in exchanges)
+    uneven = any(found.maybe_unfixable or words.is_uneven(found) or found.doubt for found in exchanges)
     return Grade.LOOK if missing.records or uneven else Grade.GOOD
 
 
@@ -136,10 +136,18 @@ def _busiest(found: Findings, most: int) -> list[int]:
 def _load(found: Findings, n: int) -> Sequence[object]:
     """Return the table's cells for one destination."""
     load = found.loads[n]
-    share = Estimate(*(float(part[n]) for part in found.shares))
-    over_fair = Estimate(*(part / load.fair for part in share))
+    share = _share(found, n)
+    over_fair = _in_fair_shares(share, load.fair)
     cells = (load.weight, percent(load.fair), load.keys, load.messages)
     return (str(load.destination), *cells, interval(*share), interval(*over_fair, estimate))
+
+
+def _share(found: Findings, n: int) -> Estimate:
+    return Estimate(*(float(part[n]) for part in found.shares))
+
+
+def _in_fair_shares(share: Estimate, fair: float) -> Estimate:
+    return Estimate(*(part / fair for part in share))
 
 
 def _shares(found: Findings) -> Figure:
@@ -151,17 +159,20 @@ def _shares(found: Findings) -> Figure:
     messages = [found.shares.value[n] / found.loads[n].fair for n in order]
     hottest = []
     for load in shown:
-        own = [found.share(key).value for key in found.hot if key.owner == load.destination]
-        hottest.append(max(own, default=0.0) / load.fair)
+        own = [found.share(key) for key in found.hot if key.owner == load.destination]
+        hottest.append(_in_fair_shares(max(own, default=Estimate(0.0, 0.0, 0.0)), load.fair))
     figure, axes = plots.new(0.8 + 0.42 * len(shown))
     places = range(len(shown))
     upper, lower = [place - 0.2 for place in places], [place + 0.2 for place in places]
     axes.barh(upper, keys, 0.36, label="distinct " + _what(found), color=plots.QUIET)
     axes.barh(lower, messages, 0.36, label="messages", color=plots.BLUE)
-    axes.barh(lower, hottest, 0.36, label="of one hot " + _what(found)[:-1], color=plots.RED)
+    axes.barh(lower, [one.value for one in hottest], 0.36, label="of one hot " + _what(found)[:-1], color=plots.RED)
     if found.scope.least < 1:
-        ends = [[abs(found.shares.value[n] - end[n]) / found.loads[n].fair for n in order] for end in found.shares[1:]]
-        axes.errorbar(messages, lower, xerr=ends, fmt="none", ecolor=plots.INK, capsize=2)
+        loads = [_in_fair_shares(_share(found, n), found.loads[n].fair) for n in order]
+        plots.intervals(axes, lower, loads, across=True)
+        # Beside the interval of all messages, of which the key's are a part.
+        inside = [(place + 0.12, one) for place, one in zip(lower, hottest, strict=True) if one.value]
+        plots.intervals(axes, [place for place, _ in inside], [one for _, one in inside], across=True)
     axes.axvline(1, color=plots.INK, linewidth=0.8)
     plots.names(axes, [load.destination.name for load in shown])
     axes.set_xlabel("fair shares (1 is what its weight promises)")

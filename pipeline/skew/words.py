@@ -28,8 +28,8 @@ def of_all(every: Sequence[Findings]) -> str:
         told = f"No weight can fix that: the fair share of {hottest.owner} is {percent(hottest.fair)}."
     return (
         f"Exchange {first.name}: {_named(hottest)} is the hottest{where}, with {about}{interval(*first.top(1))} of the "
-        f"messages. {told}"
-    )
+        f"messages. {told} {first.doubt}"
+    ).rstrip()
 
 
 def is_uneven(found: Findings) -> bool:
@@ -159,9 +159,10 @@ def caveats(found: Findings) -> list[str]:
         told.append(
             f"The journal is a sample of {percent(found.scope.least)} of the slots: all messages of a key, or none. "
             "Shares and loads are estimates of everything published. The range in parentheses has the true figure in "
-            "95% of samples, and in fewer if few keys have most of the messages. A hot key outside the sample cannot "
-            "be seen."
+            "95% of samples. A hot key outside the sample cannot be seen."
         )
+        if found.doubt:
+            told.append(found.doubt)
     if found.approximate:
         told.append(
             "Hot keys and their messages are estimates (approx_top_k). They depend on how records are laid out: the "

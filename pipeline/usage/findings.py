@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.gaps import Missing, counted
+from pipeline.sampling import Estimate
+from pipeline.usage.scaling import part
 from pipeline.usage.windows import merged, sums, with_estimates
 
 MOST_ROWS = 50
@@ -28,6 +31,15 @@ _DAY = 1440
 _DESTINATION = ("vhost", "exchange", "kind", "destination")
 
 
+class Bar(NamedTuple):
+    """The messages of one window, of all destinations or of one that a plot tells apart."""
+
+    window: int
+    line: int | None
+    """An index in `destinations` below MOST_LINES; None for all others."""
+    messages: Estimate
+
+
 @dataclass(frozen=True)
 class Findings:
     """All that the report needs, small whatever the journal is.
@@ -36,7 +48,7 @@ class Findings:
     """
 
     whole: Row
-    """The row of all records."""
+    """The row of all records, of whose sample every estimate is made."""
     ingresses: Sequence[Row]
     """A row of all records for each `ingress` that has some, since latencies differ between ingresses."""
     destinations: Sequence[Row]
@@ -47,10 +59,10 @@ class Findings:
     """The width of `windows` in minutes: the table's, or so much wider that there are at most MOST_WINDOWS."""
     windows: Sequence[Row]
     """A row for each window and `ingress` over all destinations, in order of time."""
-    busy: Sequence[Row]
-    """Rows of `window`, `line` and `messages_scaled`; `line` is an index in `destinations` below MOST_LINES, null
-    for all others.
-    """
+    busy: Sequence[Bar]
+    """The messages of each window by destination, in order of time."""
+    tops: Sequence[Bar]
+    """The messages of each window over all destinations, in order of time."""
     gaps: Sequence[Row]
     """A row for each gap, the largest first, at most MOST_ROWS."""
     missing: Missing
@@ -73,30 +85,29 @@ class Findings:
 
 def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     """Return the findings of the two tables; `usage` must have rows, all with windows of one width."""
+    (whole,) = _told(usage, "minutes").collect()
     ranked = _told(usage, *_DESTINATION).orderBy(F.desc("messages_scaled"), *_DESTINATION)
-    destinations = ranked.limit(MOST_ROWS).collect()
+    destinations = sorted(ranked.limit(MOST_ROWS).collect(), key=lambda row: -part(row, whole).value)
     numbered = _numbered(usage, destinations)
     own, first, last = usage.agg(F.max("minutes"), *(F.unix_micros(f("window")) for f in (F.min, F.max))).collect()[0]
     minutes = wider(own, first // 60_000_000, last // 60_000_000)
     start = F.unix_micros("window")
-    wide = numbered.withColumn("window", start - start % (60_000_000 * minutes))
+    shown = F.when(F.col("line") < MOST_LINES, F.col("line"))
+    wide = numbered.withColumns({"window": start - start % (60_000_000 * minutes), "shown": shown})
     # In one pass, by a number for each: Spark takes longer to plan these sums than to make them.
-    sets: list[list[str]] = [["minutes"], ["ingress"], ["window", "ingress"], ["line", "ingress"]]
-    columns = ("minutes", "ingress", "window", "line")
+    sets = [["ingress"], ["window", "ingress"], ["line", "ingress"], ["window"], ["window", "shown"]]
+    columns = ("ingress", "window", "line", "shown")
     grouped = wide.groupingSets([[F.col(name) for name in one] for one in sets], *columns)
     rows = with_estimates(sums(grouped, F.grouping_id().alias("of"))).drop("keys_sketch").orderBy(*columns).collect()
-    (whole,), ingresses, windows, lines = ([row for row in rows if row.of == _number(one, columns)] for one in sets)
+    ingresses, windows, lines, tops, busy = ([row for row in rows if row.of == _number(one, columns)] for one in sets)
     answers = {(row.line, row.ingress): row for row in lines if row.line is not None}
-    busy = (
-        wide.groupBy("window", F.when(F.col("line") < MOST_LINES, F.col("line")).alias("line"))
-        .agg(F.sum("messages_scaled").alias("messages_scaled"))
-        .orderBy("window")
-        .collect()
-    )
+    of_line, of_all = ([Bar(row.window, row.shown, part(row, whole)) for row in some] for some in (busy, tops))
     missing = counted(gaps)
     largest = gaps.where("missing > 0").orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS)
     largest = largest.withColumns({name: F.unix_micros(name) for name in ("since", "until")})
-    return Findings(whole, ingresses, destinations, answers, minutes, windows, busy, largest.collect(), missing)
+    return Findings(
+        whole, ingresses, destinations, answers, minutes, windows, of_line, of_all, largest.collect(), missing
+    )
 
 
 def wider(minutes: int, first: int, last: int) -> int:

@@ -8,9 +8,11 @@ from pyspark.sql import Row
 
 from pipeline import plots
 from pipeline.about import About
+from pipeline.doubt import doubt
 from pipeline.formats import Number, count, duration, estimate, interval, moment, percent, size
 from pipeline.period import ALWAYS, Period
 from pipeline.report import Grade, Report
+from pipeline.sampling import VAGUE
 from pipeline.schema import OUTCOMES
 from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_ROWS, Findings
@@ -22,7 +24,7 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     windows = {row.window for row in found.windows}
     among = f" among records {within}" if within.is_limited else ""
     lead = (
-        f"{found.names[0]}{_where(found)} took the most: {_share(first, whole)} of {_messages(whole)} messages"
+        f"{found.names[0]}{_where(found)} took the most: {_share(first, whole)} of {_messages(whole, whole)} messages"
         f"{_of_all(found)} from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
         f"{count(len(windows))} {'window' if len(windows) == 1 else 'windows'} of {_minutes(found)}. "
         + _answers(found)
@@ -33,15 +35,16 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         )
     )
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
-    made = Report(
-        "Usage: which queue is hot, and when?", Grade.LOOK if found.missing.records or bad else Grade.GOOD, lead, about
-    )
+    sample = scaling.sample_of(whole)
+    in_doubt = doubt(sample) if sample else ""
+    grade = Grade.LOOK if found.missing.records or bad or in_doubt else Grade.GOOD
+    made = Report("Usage: which queue is hot, and when?", grade, f"{lead} {in_doubt}".strip(), about)
     if _is_sample(whole):
         made.text(
             f"The journal is a sample: {whole.messages:,} records. Messages, shares, sizes and keys are estimates of "
-            "everything published, with 95% intervals: each record counts 1 / sample. Latencies and outcomes are of "
-            "the records in the sample. The sample has all messages of a key, or none. A key that is hotter than all "
-            "keys in the sample is in no figure and in no interval."
+            "everything published, with 95% intervals. Latencies and outcomes are of the records in the sample. The "
+            "sample has all messages of a key, or none. A key that is hotter than all keys in the sample is in no "
+            "figure and in no interval."
         )
     made.heading("Which queue is hot, and when?")
     made.figure(_timeline(found), "Messages by queue and window")
@@ -52,7 +55,10 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         made.figure(_latencies(found), "Latency: median and 99th percentile by window, and how all are spread")
         made.table(
             ["ingress", "messages", "share", "p50", "p99"],
-            [(row.ingress.upper(), _messages(row), _share(row, whole), *_percentiles(row)) for row in found.ingresses],
+            [
+                (row.ingress.upper(), _messages(row, whole), _share(row, whole), *_percentiles(row))
+                for row in found.ingresses
+            ],
         )
         made.text(
             f"Percentiles are upper bounds: at most 25% too high, for latencies of {latency.BOUNDS[0]} µs or more. "
@@ -134,11 +140,9 @@ def _is_sample(whole: Row) -> bool:
     return bool(whole.sample < 1 or whole.messages != whole.messages_scaled)
 
 
-def _messages(of: Row) -> Number:
+def _messages(of: Row, whole: Row) -> Number:
     """Return the number of messages of a row; for a sample the estimate with its interval."""
-    if not _is_sample(of):
-        return count(of.messages)
-    return interval(of.messages_scaled, of.messages_low, of.messages_high, estimate)
+    return interval(*scaling.part(of, whole), estimate) if _is_sample(whole) else count(of.messages)
 
 
 def _keys(of: Row) -> str:
@@ -153,9 +157,9 @@ def _destination(found: Findings, n: int, outcomes: Sequence[str]) -> Sequence[o
     row = found.destinations[n]
     return (
         found.names[n],
-        _messages(row),
+        _messages(row, found.whole),
         _share(row, found.whole),
-        interval(row.bytes_scaled, row.bytes_low, row.bytes_high, size),
+        interval(*scaling.part(row, found.whole, "bytes"), size),
         _keys(row),
         *(value for one in found.ingresses for value in _percentiles(found.answers.get((n, one.ingress)))),
         *(row[outcome] for outcome in outcomes),
@@ -174,14 +178,19 @@ def _percentiles(row: Row | None) -> Sequence[object]:
 def _timeline(found: Findings) -> Figure:
     times = [_at(window) for window in sorted({row.window for row in found.windows})]
     lines: list[tuple[int | None, str]] = list(enumerate(found.names[:MOST_LINES]))
-    if any(row.line is None for row in found.busy):
+    if any(bar.line is None for bar in found.busy):
         lines.append((None, "others"))
-    counts = {(_at(row.window), row.line): row.messages_scaled for row in found.busy}
+    counts = {(_at(bar.window), bar.line): bar.messages.value for bar in found.busy}
     figure, axes = plots.new(3.4)
     # As steps, not as bars: between many narrow bars a screen shows gaps. A window without records is at 0.
     ends = sorted({*times, *(time + _width(found) for time in times)})
     heights = [[counts.get((end, line), 0.0) for end in ends] for line, _ in lines]
     bars = axes.stackplot(ends, heights, step="post")  # type: ignore[arg-type]
+    if _is_sample(found.whole):
+        tops = [bar.messages for bar in found.tops]
+        plots.intervals(axes, [_at(bar.window) + _width(found) / 2 for bar in found.tops], tops)
+        # An interval without end would leave nothing to see of the bars.
+        axes.set_ylim(0, VAGUE * max(top.value for top in tops))
     axes.set_ylabel(f"messages in {_minutes(found)}")
     plots.counts(axes.yaxis)
     plots.times(axes, times[0], times[-1] + _width(found))

@@ -1,128 +1,183 @@
-"""95% intervals of usage figures for all publishes, from a sampled journal, by the method of random groups.
+"""Estimates of `usage` for all publishes, from a sampled journal, with their 95% intervals: those of pipeline.sampling.
 
-A journal with `sample` s has the slots below s * 2^20, each with all messages of its keys, so what was drawn are slots
-and not messages: how far a total may be off depends on how unlike slots are. Slots are dealt out to GROUPS groups, and
-how much the sums of groups differ tells the variance of their total (Wolter, Introduction to Variance Estimation,
-chapter 2). The sums of groups add up where rows merge, as all other sums do.
+What was drawn are slots, each with all messages of its keys, so how far a total may be off depends on how unlike slots
+are. A row of `usage` cannot keep the messages of every slot, and a slot has messages in many rows. So slots are dealt
+out to GROUPS groups, whose sums add up where rows merge, as all other sums do. A group is one unit of the sample: how
+much the sums of groups differ tells the variance of their total (Wolter, Introduction to Variance Estimation, chapter
+2), and a group with a hot key stands out as the key's slot would.
+
+A record stands for 1 / sample - 1 others that were not drawn. A group's sum is of these, so that records of sidecars
+with different samples add up; it is 0 where all slots were drawn.
 """
 
 from collections.abc import Iterable
 from math import sqrt
-from statistics import fmean
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import DoubleType, StructField, StructType
 
-GROUPS = 8
+from pipeline.sampling import Estimate, Sample, quantile
+
+GROUPS = 64
 """A group has the slots with one remainder by it: slots are hashes, so that is a random part of them."""
 
-SPREAD = ("messages", "bytes")
-"""The columns of which a sample's estimate gets an interval by random groups."""
-
-_T = 2.364624
-"""97.5% quantile of Student's t with GROUPS - 1 degrees of freedom: so few groups tell their own variance roughly."""
+ESTIMATED = ("messages", "bytes")
+"""The columns of which a sample's estimate gets an interval by groups."""
 
 _Z, _SKETCH = 1.959964, 0.016
 """97.5% quantile of the normal distribution; and the standard error of the sketch of keys, of its estimate."""
 
 _PARTS = 1024
 
+_ENDS = ("scaled", "low", "high")
+_udf: Any = arrow_udf  # whose stubs only know the call that it warns of
+
 
 def drawn() -> dict[str, Column]:
-    """Return two columns of a record: `part`, its group, null where all slots were drawn, and `spread`, its weight.
+    """Return two columns of a record: `part`, its group, null where all slots were drawn, and `beyond`.
 
-    The variance of a total of n of N slots, each counted N/n times, is (1 - n/N) (N/n)^2 times that of the drawn ones'
-    sum. So with the square root of that as its weight, what all slots have, and no sample, adds no variance.
+    `beyond` is how many publishes it stands for beside itself, rounded to 1/1024: sums of such are exact, and equal in
+    whichever order they are made.
     """
     part = F.when(F.col("sample") < 1, F.col("slot") % GROUPS)
-    return {"part": part, "spread": exact(F.sqrt(1 - F.col("sample")) / F.col("sample"))}
+    return {"part": part, "beyond": scale() - 1}
 
 
-def exact(weight: Column) -> Column:
-    """Return a weight rounded to 1/1024: sums of such are exact, and equal in whichever order they are made."""
+def scale() -> Column:
+    """Return 1 / `sample`, rounded to 1/1024."""
     # Not `round`, which makes a BigDecimal of each double.
-    return F.floor(_PARTS * weight + 0.5) / _PARTS
+    return F.floor(_PARTS / F.col("sample") + 0.5) / _PARTS
 
 
 def groups() -> list[Column]:
-    """Return for each of SPREAD the aggregate of rows with a `part` and NAME_spread: NAME_groups, GROUPS sums."""
+    """Return for each of ESTIMATED the aggregate of rows with a `part` and NAME_beyond: NAME_groups, GROUPS sums."""
     return [
-        _array(name, (f"sum(CASE WHEN part = {n} THEN {name}_spread ELSE 0D END)" for n in range(GROUPS)))
-        for name in SPREAD
+        _array(name, (f"sum(CASE WHEN part = {n} THEN {name}_beyond ELSE 0D END)" for n in range(GROUPS)))
+        for name in ESTIMATED
     ]
 
 
 def merged() -> list[Column]:
     """Return the aggregates of rows that have the columns of `groups`, to the same of all their records."""
-    return [_array(name, (f"sum({name}_groups[{n}])" for n in range(GROUPS))) for name in SPREAD]
+    return [_array(name, (f"sum({name}_groups[{n}])" for n in range(GROUPS))) for name in ESTIMATED]
+
+
+def beyond() -> Column:
+    """Return how many publishes the records of a row stand for beside themselves."""
+    return F.expr("aggregate(messages_groups, 0D, (a, b) -> a + b)")
 
 
 def with_limits(rows: DataFrame) -> DataFrame:
-    """Return rows of `windows.told` with the ends of each estimate's interval: NAME_low and NAME_high.
+    """Return rows with each estimate and the ends of its interval: NAME_scaled, NAME_low and NAME_high.
 
-    They are of SPREAD, and equal to the figure itself where there is no sample; and of `keys`, where the error of the
-    sketch counts too, and the number of keys in so many slots is binomial.
+    They are of ESTIMATED, and equal to the figure itself where there is no sample. The ends are also of `keys`, where
+    the error of the sketch counts too, and the number of keys in so many slots is binomial.
     """
-    for name in SPREAD:
-        array = f"{name}_groups"
-        total, squares = (f"aggregate({array}, 0D, (a, b) -> a + {of})" for of in ("b", "b * b"))
-        variance = f"greatest(0D, {squares} - power({total}, 2) / {GROUPS}) * {GROUPS} / {GROUPS - 1}"
-        rows = _between(rows, name, name, variance, _T)
-    variance = f"(keys * (1 - sample) + power({_SKETCH}D * keys, 2)) / power(sample, 2)"
-    return _between(rows, "keys", f"keys * {1 - _Z * _SKETCH}D", variance, _Z)
+    for name in ESTIMATED:
+        estimate = _udf(_estimates, _SCHEMA)(F.col(name), F.col(f"{name}_groups"))
+        rows = rows.withColumn("_found", estimate)
+        rows = rows.withColumns({f"{name}_{end}": F.col(f"_found.{end}") for end in _ENDS})
+    return _with_keys(rows.drop("_found"))
 
 
-def share(part: Row, whole: Row) -> tuple[float, float, float]:
-    """Return the share that a row's messages have of those of another, which they are in, and its interval's ends.
+_SCHEMA = StructType([StructField(end, DoubleType()) for end in _ENDS])
 
-    Both are rows of `windows.told`. The interval has every share that would put the estimate within so many standard
-    errors (Wilson's score interval), each error as of a draw of so many keys that are alike. Three figures tell how
-    many those are, of which the least counts: how the groups' shares differ, which says little where a destination
-    has few keys, and nothing where it has all; how the groups' sums of all messages differ; and how many keys there
-    are. So one hot key in the sample, with which a total may be far too high, makes the interval wide, not the share
-    sure, and the interval has a width wherever a key may have been left out.
+
+def _estimates(counted: pa.Array, its_groups: pa.Array) -> pa.Array:
+    rows = zip(counted.to_pylist(), its_groups.to_pylist(), strict=True)
+    found = np.array([estimated(count, sums)[0] for count, sums in rows], np.float64).reshape(-1, 3)
+    return pa.StructArray.from_arrays([pa.array(column) for column in found.T], list(_ENDS))
+
+
+def estimated(counted: float, sums: Iterable[float]) -> tuple[Estimate, Sample | None]:
+    """Return the estimate of what was counted, with sums of `groups`, and its sample; None where all slots were drawn.
+
+    The groups that were drawn are units of the size that the records of the whole say.
     """
-    value = part.messages_scaled / whole.messages_scaled
-    drawn = whole.messages / whole.messages_scaled
-    if drawn >= 1:
-        return value, value, value
-    sums = whole.messages_groups
-    apart = [one - value * all_ for one, all_ in zip(part.messages_groups, sums, strict=True)]
-    by_share, by_sum = (_variance(ones) / whole.messages_scaled**2 for ones in (apart, [n - fmean(sums) for n in sums]))
+    listed = list(sums)
+    if not (others := sum(listed)):
+        return Estimate(*[float(counted)] * 3), None
+    ratio = others / counted
+    sample = Sample.of_groups([one / ratio for one in listed], ratio * GROUPS)
+    return sample.total(), sample
+
+
+def sample_of(whole: Row) -> Sample | None:
+    """Return the sample of a row's messages; None where all slots were drawn."""
+    return estimated(whole.messages, whole.messages_groups)[1]
+
+
+def part(of: Row, whole: Row, name: str = "messages") -> Estimate:
+    """Return the estimate of a row's messages or bytes, by the heavy groups of another row, which it is in.
+
+    So parts add up to the whole, and a part of few records is not judged by those alone.
+    """
+    counted, sample = float(of[name]), estimated(whole[name], whole[f"{name}_groups"])[1]
+    if sample is None:
+        return Estimate(counted, counted, counted)
+    return sample.part(counted, _units(of, whole, name))
+
+
+def share(of: Row, whole: Row) -> Estimate:
+    """Return the share that a row's messages have of those of another, which they are in.
+
+    The interval has every share that would put the estimate within so many standard errors (Wilson's score interval),
+    each error as of a draw of so many keys that are alike. Three figures tell how many those are, of which the least
+    counts: how the groups' shares differ, which says little where a destination has few keys, and nothing where it has
+    all; how the groups' sums of all messages differ; and how many keys there are. So the interval has a width wherever
+    a key may have been left out. A heavy group counts as it is.
+    """
+    sample = sample_of(whole)
+    if sample is None:
+        return Estimate(*[of.messages / whole.messages] * 3)
+    sums, its = (np.array(_units(row, whole, "messages")) for row in (whole, of))
     # Keys may not be journalled, or those of some exchanges only: each has a message at least.
     keys = whole["keys"] if whole.with_key == whole.messages else whole.messages
-    alike = max(by_share / (value * (1 - value)) if 0 < value < 1 else 0.0, by_sum, (1 - drawn) / keys)
-    wide = _T**2 * alike
+    found = []
+    for way in sample.ways:
+        which, ratio = sample.of_way(way), sample.unseen / way.units
+        total = whole.messages + ratio * float(sums[which].sum())
+        value = (of.messages + ratio * float(its[which].sum())) / total
+        apart = its[which] - value * sums[which]
+        by_share = float(apart.var(ddof=1)) * way.units if way.units > 1 else 0.0
+        by_share, by_sum = (one * ratio * (1 + ratio) / total**2 for one in (by_share, way.each * way.messages))
+        alike = max(by_share / (value * (1 - value)) if 0 < value < 1 else 0.0, by_sum, ratio / (1 + ratio) / keys)
+        found.append(_wilson(value, quantile(way.units) ** 2 * alike))
+    return Estimate(found[0].value, min(one.low for one in found), max(one.high for one in found))
+
+
+def _wilson(value: float, wide: float) -> Estimate:
     middle, half = value + wide / 2, sqrt(wide * value * (1 - value) + wide**2 / 4)
     low, high = (end / (1 + wide) for end in (middle - half, middle + half))
     # Rounded, an end may be beyond what it ends at.
-    return value, max(0.0, min(value, low)), min(1.0, max(value, high))
+    return Estimate(value, max(0.0, min(value, low)), min(1.0, max(value, high)))
 
 
-def _variance(apart: Iterable[float]) -> float:
-    """Return the variance of the sum of groups that are so far apart from their mean."""
-    return sum(one**2 for one in apart) * GROUPS / (GROUPS - 1)
+def _units(of: Row, whole: Row, name: str) -> list[float]:
+    """Return a row's messages or bytes in each group, in the units of another row that it is in."""
+    ratio = sum(whole[f"{name}_groups"]) / whole[name]
+    return [one / ratio for one in of[f"{name}_groups"]]
 
 
 def _array(name: str, sums: Iterable[str]) -> Column:
     return F.expr(f"array({', '.join(sums)}) AS {name}_groups")
 
 
-def _between(rows: DataFrame, name: str, least: str, variance: str, quantile: float) -> DataFrame:
-    """Return rows with NAME_low and NAME_high around NAME_scaled; `least` is what it cannot be less than.
-
-    Sums of unlike keys are skewed: where the hot ones were drawn the estimate is far too high, else somewhat too low.
-    So the low end is as many standard errors off as the quantile says; the high one is the largest figure for which the
-    estimate is that near, if the variance grows as the figure does (a score interval of overdispersed counts).
-    """
-    scaled = f"{name}_scaled"
-    rows = rows.withColumn("_variance", F.expr(variance))
-    each = f"CASE WHEN {scaled} > {name} THEN _variance / ({scaled} - {name}) ELSE 0D END"
-    rows = rows.withColumn("_half", F.expr(f"{quantile}D * ({each}) / 2"))
-    low = f"greatest({least}, {scaled} - {quantile}D * sqrt(_variance))"
-    high = f"{scaled} + {quantile}D * (_half + sqrt(_variance + power(_half, 2)))"
+def _with_keys(rows: DataFrame) -> DataFrame:
+    """Return rows with keys_low and keys_high around keys_scaled, a score interval of overdispersed counts."""
+    variance = f"(keys * (1 - sample) + power({_SKETCH}D * keys, 2)) / power(sample, 2)"
+    each = "CASE WHEN keys_scaled > keys THEN _variance / (keys_scaled - keys) ELSE 0D END"
+    rows = rows.withColumn("_variance", F.expr(variance)).withColumn("_half", F.expr(f"{_Z}D * ({each}) / 2"))
+    low = f"greatest(keys * {1 - _Z * _SKETCH}D, keys_scaled - {_Z}D * sqrt(_variance))"
+    high = f"keys_scaled + {_Z}D * (_half + sqrt(_variance + power(_half, 2)))"
     # Keys may be null, and `greatest` leaves a null out.
     ends = {
-        end: F.expr(f"CASE WHEN {scaled} IS NOT NULL THEN {text} END") for end, text in (("low", low), ("high", high))
+        f"keys_{end}": F.expr(f"CASE WHEN keys_scaled IS NOT NULL THEN {text} END")
+        for end, text in (("low", low), ("high", high))
     }
-    return rows.withColumns({f"{name}_{end}": column for end, column in ends.items()}).drop("_variance", "_half")
+    return rows.withColumns(ends).drop("_variance", "_half")

@@ -15,7 +15,7 @@ passed.
 """
 
 COUNTS = ("messages", "bytes", *OUTCOMES)
-"""The columns of counts of the records read; NAME_scaled are the estimates of all publishes."""
+"""The columns of counts of the records read; NAME_scaled are the estimates of all publishes (`with_estimates`)."""
 
 ANSWERS = ("confirmed", "passed", "nacked", "unroutable", "invalid")
 """The outcomes with an answer of the broker. The latency of `unknown` is how long an answer was waited for, in vain."""
@@ -24,7 +24,7 @@ ANSWERS = ("confirmed", "passed", "nacked", "unroutable", "invalid")
 def usage(records: DataFrame, minutes: int) -> DataFrame:
     """Return records added up to one row for each GROUP. Raises PipelineError where `minutes` is no divisor of 60.
 
-    Columns: GROUP, `minutes`, COUNTS and their scaled ones, the sums of scaling.groups, `latency` (latency.BUCKETS
+    Columns: GROUP, `minutes`, COUNTS, the sums of scaling.groups, `latency` (latency.BUCKETS
     counts, of ANSWERS), `keys_sketch` (HLL of the distinct keys), `with_key` (records that have a key) and `sample`
     (the largest).
     """
@@ -36,14 +36,12 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
         *GROUP[1:],
         *("outcome", "bytes", "key", "sample"),
         *(column.alias(name) for name, column in scaling.drawn().items()),
-        scaling.exact(1 / F.col("sample")).alias("weight"),
         latency.bucket(F.when(F.col("outcome").isin(*ANSWERS), F.col("latency"))).alias("bucket"),
     )
     # First by bucket and group too: two small shuffles in place of a sum for each of them at every record.
     by_bucket = rows.groupBy(*GROUP, "bucket", "part").agg(
         *(F.sum(amount).cast("long").alias(name) for name, amount in _amounts().items()),
-        *(F.sum(amount * F.col("weight")).alias(f"{name}_scaled") for name, amount in _amounts().items()),
-        *(F.sum(_amounts()[name] * F.col("spread")).alias(f"{name}_spread") for name in scaling.SPREAD),
+        *(F.sum(_amounts()[name] * F.col("beyond")).alias(f"{name}_beyond") for name in scaling.ESTIMATED),
         F.count("*").alias("in_bucket"),
         F.hll_sketch_agg("key").alias("keys_sketch"),
         F.count("key").alias("with_key"),
@@ -69,8 +67,9 @@ def with_estimates(rows: DataFrame) -> DataFrame:
     """Return rows of `usage` or `merged` with what is computed of them.
 
     `p50` and `p99` in microseconds, null without any latency; `keys`, an estimate of the distinct keys, null where
-    records have none; `keys_scaled`, null too where sidecars' samples differ; and the intervals of
-    `scaling.with_limits`.
+    records have none; `keys_scaled`, null too where sidecars' samples differ; the estimates and intervals of
+    `scaling.with_limits`; and NAME_scaled of each outcome, whose part of the messages is taken to be that of the
+    records.
     """
     keys = F.when(F.col("with_key") > 0, F.hll_sketch_estimate("keys_sketch"))
     computed = rows.withColumns(
@@ -81,12 +80,14 @@ def with_estimates(rows: DataFrame) -> DataFrame:
             # A sample holds the keys of so large a share of the slots, whole. Where samples differ, all of the largest
             # has some keys and only the smaller ones others: then the records are not all scaled as the largest's are.
             "keys_scaled": F.when(
-                F.col("messages_scaled") == F.col("messages") * scaling.exact(1 / F.col("sample")),
+                F.col("messages") + scaling.beyond() == F.col("messages") * scaling.scale(),
                 keys / F.col("sample"),
             ),
         }
     )
-    return scaling.with_limits(computed)
+    found = scaling.with_limits(computed)
+    each = F.col("messages_scaled") / F.col("messages")
+    return found.withColumns({f"{name}_scaled": F.col(name) * each for name in OUTCOMES})
 
 
 def with_hour(rows: DataFrame) -> DataFrame:
@@ -100,6 +101,6 @@ def _amounts() -> dict[str, Column]:
 
 
 def _sums() -> list[Column]:
-    names = [*COUNTS, *(f"{name}_scaled" for name in COUNTS), "with_key"]
+    names = [*COUNTS, "with_key"]
     more = "hll_union_agg(keys_sketch) AS keys_sketch", "max(sample) AS sample"
     return [*map(F.expr, (*(f"sum({name}) AS {name}" for name in names), *more))]

@@ -1,15 +1,34 @@
-"""Weights under which each destination gets its fair share of a demand, found by trying."""
+"""Weights under which each destination gets its fair share of a demand, found by a search that ends after some seconds.
 
+By weights w, slot i belongs to the destination d with the least E[i, d] / w[d], where E is the slot's score of that
+destination at weight 1 (`ring.scores`). So while all other weights stay, slot i goes to d as soon as w[d] exceeds the
+threshold E[i, d] / min(E[i, j] / w[j] for other j). Between two thresholds nothing changes. One sort of the thresholds
+therefore tells the load of all destinations for every weight that d may have, and the best of these is found exactly:
+a step. Steps are made for the busiest destination and for random ones until none helps.
+
+Such a descent ends in the next valley. Where one slot has much of the load, which destination has that slot decides
+most, and no small step moves it: so the search begins once for each of the destinations with the largest fair shares,
+with the weight that gives the heaviest slot to it. Then it changes some weights of the best ones so far at random, and
+descends again, until its work is used up. The work is counted in steps, not in seconds, so that the same demand gets
+the same advice on every machine.
+
+Of the heaviest slots each is placed; of all others together a destination gets what it got in the last exact count,
+times what its share of the weights has become since. The best weights are counted exactly by the ring itself, and the
+search goes on from that count for some rounds.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.rings import RingSpec
-from pipeline.whatif.prediction import Demand, Load, Weights, least_over_fair, load, load_by
+from pipeline.whatif.prediction import Demand, Load, least_over_fair, load, load_by
 from pipeline.whatif.topology import MODULUS
-from ring.destination import MAX_WEIGHT, Destination
-from ring.ring import owners
+from ring.destination import MAX_WEIGHT
+from ring.ring import owners, scores_of
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
@@ -17,13 +36,22 @@ F64 = NDArray[np.float64]
 GOOD_ENOUGH = 1.01
 """A load within this factor of the least that weights can reach ends the search."""
 
-_ROUNDS, _PATIENCE, _STEPS = 8, 2, 40
-_BETTER = 1.002
-"""The factor by which a round must improve on the best load to count."""
+_ROUNDS = 3
+WORK = 80_000_000
+"""The work of one round, by which the three rounds together take some five seconds of one core."""
+_STEP = 20_000
+"""The work of a step beside that for each slot and destination."""
 _HEAVY = 1 << 12
-"""How many of the heaviest slots are placed exactly in every step."""
-_LEAST_WEIGHT = 1000
-"""The smallest of the weights that are tried, if MAX_WEIGHT leaves room, so that steps are of a thousandth."""
+"""How many of the heaviest slots are placed exactly in every step, fewer among many destinations."""
+_MOST_SCORES = 1 << 20
+"""The most scores that a step looks at."""
+_STARTS = 16
+"""The most destinations that the heaviest slot is tried on."""
+_ROOM = 4
+"""The factor by which every weight may grow, as far as MAX_WEIGHT allows; the rest of it makes steps fine."""
+_EVEN = 1e-3
+"""What the evenness of all loads counts beside the greatest load, so that a step helps that lowers a second one."""
+_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -35,72 +63,155 @@ class Advice:
 
 
 def advise(proposed: RingSpec, demand: Demand) -> Advice:
-    """Return weights under which the busiest destination gets the least, over its fair share by the proposed weights.
+    """Return weights under which the busiest destination gets the least, over its fair share.
 
-    So the proposed weights say which proportions are wanted, and the advised ones correct for where the slots fell. The
+    The proposed ring says which proportions are wanted, and the advised weights correct for where the slots fell. The
     proposed ones stay unless others are better by more than GOOD_ENOUGH.
     """
-    wanted = proposed.weights
-    best = Advice(proposed, load(proposed.ring, demand))
+    wanted = proposed.wanted
+    best = Advice(proposed, load(proposed.ring, demand, wanted))
     if proposed.exchange_type == MODULUS or len(wanted) == 1 or not demand.messages.any():
         return best
-    least = least_over_fair(best.load, float(demand.messages.max()), float(demand.messages.sum()))
-    got, enough, heavy = best.load, GOOD_ENOUGH * least, _heaviest(demand)
-    better_at = -1
-    for done in range(_ROUNDS):
-        if best.load.max_over_fair <= enough or done - better_at > _PATIENCE:
+    enough = GOOD_ENOUGH * least_over_fair(best.load, float(demand.messages.max()), float(demand.messages.sum()))
+    names, random = best.load.destinations, np.random.default_rng(_SEED)
+    got = best.load
+    for _ in range(_ROUNDS):
+        if best.load.max_over_fair <= enough:
             break
-        weights = _evened(got, heavy, enough)
-        tried = replace(proposed, weights={d: weights[d] for d in wanted})
+        weights = _Search(got, demand, random).best(enough)
+        tried = replace(proposed, weights={d: weights[names.index(d)] for d in proposed.weights})
         # Most demands have few of all slots: whole rings take longer.
-        got = load_by(weights, owners(weights, demand.slots), demand, wanted)
+        got = load_by(tried.weights, owners(tried.weights, demand.slots), demand, wanted)
         # Also from what is worse the search goes on: of where the slots went it shows more than the estimate knew.
-        if got.max_over_fair < best.load.max_over_fair / (GOOD_ENOUGH if best.spec is proposed else _BETTER):
-            best, better_at = Advice(tried, got), done
+        if got.max_over_fair < best.load.max_over_fair / (GOOD_ENOUGH if best.spec is proposed else 1.0):
+            best = Advice(tried, got)
     return best
 
 
-def _heaviest(demand: Demand) -> Demand:
-    """Return the demand of the heaviest slots, which make a difference wherever they go."""
-    which = np.argsort(-demand.messages, kind="stable")[:_HEAVY]
-    return Demand(demand.slots[which], demand.messages[which], demand.bytes[which])
+class _Found(NamedTuple):
+    """Weights and what they are worth: the less, the better."""
+
+    cost: float
+    weights: I64
 
 
-def _evened(got: Load, heavy: Demand, enough: float) -> dict[Destination, int]:
-    """Return the best weights that are found by an estimate, beginning with those of `got`.
+class _Search:
+    """One round of the search, which begins with the weights of a load that was counted."""
 
-    The estimate places the few heavy slots exactly; of all others a destination gets what it got, times what its
-    share of the weights has become. Each step corrects a destination's weight by what it got over its fair share. A
-    heavy slot goes back and forth between destinations as they grow light: hence ever smaller steps, and the best
-    one counts, not the last.
-    """
-    shares = np.array(got.weights) / sum(got.weights)
-    light = (got.messages - _of(heavy, dict(zip(got.destinations, got.weights, strict=True)))) / shares
-    over_fair, least = got.over_fair, np.inf
-    weights = best = np.array(got.weights)
-    for step in range(_STEPS):
-        weights = _corrected(weights, over_fair, 4 / (4 + step))
-        by_destination = dict(zip(got.destinations, weights.tolist(), strict=True))
-        messages = light * (weights / weights.sum()) + _of(heavy, by_destination)
-        over_fair = messages / (got.fair * messages.sum())
-        if over_fair.max() < least:
-            best, least = weights, over_fair.max()
-        if least <= enough:
-            break
-    return dict(zip(got.destinations, best.tolist(), strict=True))
+    def __init__(self, got: Load, demand: Demand, random: np.random.Generator) -> None:
+        self._fair, self._random = got.fair, random
+        self._total = float(got.messages.sum())
+        which = np.argsort(-demand.messages, kind="stable")[: max(64, min(_HEAVY, _MOST_SCORES // len(got.fair)))]
+        self._messages = demand.messages[which].astype(np.float64)
+        self._scores = scores_of(got.destinations, demand.slots[which])
+        weights = np.array(got.weights, np.float64)
+        its = np.bincount(self._owners(weights), self._messages, len(weights))
+        # Of all lighter slots: what each destination got for its share of the weights.
+        self._light = np.maximum(0.0, got.messages - its) / weights * weights.sum()
+        if not self._light.any() or len(which) == len(demand.messages):
+            self._light[:] = 0.0
+        self._start = self._scaled(weights)
+        self._left = WORK
 
+    def best(self, enough: float) -> list[int]:
+        """Return the best weights that are found with the round's work."""
+        best = _Found(np.inf, self._start)
+        for start in self._starts():
+            best = min(best, self._descended(start), key=lambda one: one.cost)
+            if best.cost <= enough:
+                break
+        while self._left > 0 and best.cost > enough:
+            best = min(best, self._descended(self._shaken(best.weights)), key=lambda one: one.cost)
+        found: list[int] = best.weights.tolist()
+        return found
 
-def _of(heavy: Demand, weights: Weights) -> F64:
-    """Return the messages that each destination gets of the heavy slots, in the order of destinations."""
-    return load_by(weights, owners(weights, heavy.slots), heavy).messages
+    def _starts(self) -> Iterator[I64]:
+        """Yield the given weights, and those by which the heaviest slot goes to one destination, for each of some."""
+        yield self._start
+        for d in np.argsort(-self._fair, kind="stable")[:_STARTS].tolist():
+            weights = self._start.astype(np.float64)
+            over = self._scores[0] / weights
+            over[d] = np.inf
+            weights[d] = max(1.0, self._scores[0, d] / over.min() * 1.001)
+            yield self._scaled(weights)
 
+    def _shaken(self, weights: I64) -> I64:
+        """Return the weights with some of them changed at random, seldom many, and seldom by much."""
+        count = len(weights)
+        changed = self._random.random(count) < self._random.choice([2 / count, 0.5, 1.0])
+        strength = self._random.choice([0.05, 0.2, 0.8])
+        return self._scaled(weights * np.exp(changed * self._random.normal(0, strength, count)))
 
-def _corrected(weights: I64, over_fair: F64, step: float) -> I64:
-    """Return weights by which each destination comes nearer to its fair share.
+    def _descended(self, start: I64) -> _Found:
+        """Return the weights after steps from these until none helps, or the work is used up."""
+        weights = start.astype(np.float64)
+        loads = self._loads(weights)
+        now, idle, count = self._cost(loads), 0, len(weights)
+        order: list[int] = []
+        while idle <= count and self._left > 0:
+            if not order:
+                # The busiest first, since it has to become lighter, and then the others, in any order.
+                order = [int(np.argmax(loads / self._fair)), *self._random.permutation(count).tolist()]
+            d = order.pop(0)
+            cost, weight = self._step(weights, d)
+            if cost < now * (1 - 1e-9):
+                weights[d], now, idle = weight, cost, 0
+                loads = self._loads(weights)
+            else:
+                idle += 1
+        return _Found(now, weights.astype(np.int64))
 
-    `step` is how far they go, 0 to 1: with 1, a destination that got nothing gets eight times its weight, the most.
-    """
-    corrected = weights * np.maximum(over_fair, 1 / 8) ** -step
-    corrected *= min(_LEAST_WEIGHT / corrected.min(), MAX_WEIGHT / corrected.max())
-    rounded: I64 = np.clip(np.rint(corrected), 1, MAX_WEIGHT).astype(np.int64)
-    return rounded
+    def _step(self, weights: F64, d: int) -> tuple[float, float]:
+        """Return the least cost that a change of one destination's weight can reach, and that weight."""
+        self._left -= self._scores.size + _STEP
+        over = self._scores / weights
+        over[:, d] = np.inf
+        rivals = over.argmin(axis=1)
+        thresholds = self._scores[:, d] / over[np.arange(len(rivals)), rivals]
+        order = np.argsort(thresholds)
+        # A whole number above a threshold: the least that gets the slot.
+        candidates = np.unique(np.clip(np.floor(thresholds[order]) + 1, 1, MAX_WEIGHT))
+        candidates = np.unique(np.append(candidates, (1, weights[d])))
+        if self._light.any():
+            candidates = np.unique(
+                np.append(candidates, np.rint(weights[d] * np.geomspace(0.5, 2, 33)).clip(1, MAX_WEIGHT))
+            )
+        # The messages of each destination after the first 0, 1, 2, ... slots have gone to this one.
+        went = np.zeros((len(rivals) + 1, len(weights)))
+        went[np.arange(1, len(rivals) + 1), rivals[order]] = self._messages[order]
+        base = went.sum(axis=0)
+        np.cumsum(went, axis=0, out=went)
+        passed = went[np.searchsorted(thresholds[order], candidates)]
+        loads = base - passed
+        loads[:, d] = passed.sum(axis=1)
+        if self._light.any():
+            each = np.repeat(weights[None, :], len(candidates), axis=0)
+            each[:, d] = candidates
+            loads += self._light * each / each.sum(axis=1, keepdims=True)
+        costs = self._costs(loads)
+        least = int(costs.argmin())
+        return float(costs[least]), float(candidates[least])
+
+    def _loads(self, weights: F64) -> F64:
+        its: F64 = np.bincount(self._owners(weights), self._messages, len(weights))
+        return its + self._light * weights / weights.sum()
+
+    def _owners(self, weights: F64) -> NDArray[np.intp]:
+        return (self._scores / weights).argmin(axis=1)
+
+    def _cost(self, loads: F64) -> float:
+        return float(self._costs(loads[None, :])[0])
+
+    def _costs(self, loads: F64) -> F64:
+        """Return what the loads in each row are worth: the greatest over fair, and a little of how uneven they are."""
+        over_fair = loads / self._fair / loads.sum(axis=1, keepdims=True)
+        costs: F64 = over_fair.max(axis=1) + _EVEN * ((over_fair - 1) ** 2).mean(axis=1)
+        return costs
+
+    def _scaled(self, weights: F64) -> I64:
+        """Return the proportions of weights as whole numbers of which each has room to grow."""
+        scaled = (
+            np.rint(weights * (MAX_WEIGHT / _ROOM / weights.max())) if weights.max() * _ROOM < MAX_WEIGHT else weights
+        )
+        rounded: I64 = np.clip(np.rint(scaled), 1, MAX_WEIGHT).astype(np.int64)
+        return rounded

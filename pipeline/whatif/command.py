@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records
-from pipeline.rings import RingSpec, read_ring
+from pipeline.rings import RingSpec, read_ring, to_json
 from pipeline.sampling import slots_of
 from pipeline.session import spark_session
 from pipeline.tables import TEXT, WHOLE, read_table
@@ -158,6 +158,7 @@ def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Ro
     in_slot = keys.where(F.col("slot") == found.published.heaviest_slot)
     heaviest = in_slot.orderBy(F.desc("messages")).limit(1).collect()[0]
     out.remove_verdict()
+    out.write("advised.json", to_json(found.advised))
     spark.createDataFrame(found.rows(), LOAD_SCHEMA).coalesce(1).write.mode("overwrite").parquet(f"{out}/load")
     moved = moved_keys(keys, found.present.ring, found.proposed.ring)
     moved.write.mode("overwrite").parquet(f"{out}/moved")

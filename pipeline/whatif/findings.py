@@ -1,6 +1,7 @@
 """The findings on a proposed ring, for a demand by slot."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,25 @@ class Findings:
     """The share that the advised weights would move from where the present ring has it."""
     max_over_fair: OverFair
 
+    @cached_property
+    def got_before(self) -> dict[Destination, Estimate]:
+        """The messages of each destination of the present ring, with their intervals."""
+        return self.published.gets(self.present.ring)
+
+    @cached_property
+    def got_after(self) -> dict[Destination, Estimate]:
+        """The messages of each destination of the proposed ring, with their intervals."""
+        return self.published.gets(self.proposed.ring)
+
     @property
     def weights_help(self) -> bool:
         """Whether other weights than the proposed even the load better."""
         return self.advice.spec is not self.proposed
+
+    @property
+    def advised(self) -> RingSpec:
+        """The advised ring with the shares that are fair; proposed, it gives the figures that are told of it here."""
+        return replace(self.advice.spec, fair=self.proposed.wanted)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return a row for each destination of either ring, as LOAD_SCHEMA has it."""
@@ -70,7 +86,11 @@ class Findings:
 def find(present: RingSpec, proposed: RingSpec, published: Published) -> Findings:
     """Return what is found of a proposed ring for a demand that has messages."""
     demand, every = published.demand, np.arange(SLOTS)
-    advice, before, after = advise(proposed, demand), load(present.ring, demand), load(proposed.ring, demand)
+    advice, before, after = (
+        advise(proposed, demand),
+        load(present.ring, demand),
+        load(proposed.ring, demand, proposed.wanted),
+    )
     return Findings(
         present,
         proposed,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from pipeline.sampling import Estimate, Sample, slots_of
 from pipeline.whatif.prediction import Demand, Load, least_over_fair
+from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import Ring
 
@@ -36,24 +37,24 @@ class Counts:
     @property
     def mean(self) -> float:
         """The estimate for each slot that was not drawn."""
-        unseen = self.sample.unseen_slots
+        unseen = self.sample.unseen
         return (self.sample.total().value - self.sample.seen) / unseen if unseen else 0.0
 
     @property
     def total(self) -> int:
         """The estimate for all slots together."""
-        return int(self.counted.sum()) + round(self.mean * self.sample.unseen_slots)
+        return int(self.counted.sum()) + round(self.mean * self.sample.unseen)
 
     def expected(self) -> NDArray[np.float64]:
         """Return the messages of each slot: the count of a counted slot, the mean for a slot beyond the sample."""
         entries = np.zeros(SLOTS)
         entries[self.slots] = self.counted
-        entries[self.sample.slots :] = self.mean
+        entries[self.sample.drawn :] = self.mean
         return entries
 
     def part(self, which: NDArray[np.bool_]) -> tuple[int, Estimate]:
         """Return how many fall on some of all slots, which the mask says, and what share of all that is."""
-        unseen = np.array([which[self.sample.slots :].sum(), (~which[self.sample.slots :]).sum()])
+        unseen = np.array([which[self.sample.drawn :].sum(), (~which[self.sample.drawn :]).sum()])
         its = which[self.slots]
         seen = np.array([self.counted[its].sum(), self.counted[~its].sum()])
         if not self.total:
@@ -96,10 +97,20 @@ class Published:
 
     def max_over_fair(self, ring: Ring, load: Load) -> Estimate:
         """Return `load.max_over_fair` with its interval; `load` must be the load of `demand` by `ring`."""
-        each = {"minlength": len(load.fair)}
+        return self.messages.sample.max_over_fair(*self._of(ring), load.fair)
+
+    def gets(self, ring: Ring) -> dict[Destination, Estimate]:
+        """Return the messages of each destination of a ring, with their intervals."""
+        shares = [part * self.messages.total for part in self.messages.sample.shares(*self._of(ring))]
+        found = [Estimate(*ends) for ends in zip(*(part.tolist() for part in shares), strict=True)]
+        return dict(zip(ring.destinations, found, strict=True))
+
+    def _of(self, ring: Ring) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return of each of a ring's destinations the messages in its drawn slots, and how many it owns beside them."""
+        each = {"minlength": len(ring.destinations)}
         seen: NDArray[Any] = np.bincount(ring.table[self.messages.slots], self.messages.counted, **each)
-        unseen: NDArray[Any] = np.bincount(ring.table[self.messages.sample.slots :], **each)
-        return self.messages.sample.max_over_fair(seen, unseen, load.fair)
+        unseen: NDArray[Any] = np.bincount(ring.table[self.messages.sample.drawn :], **each)
+        return seen, unseen
 
     def least_over_fair(self, load: Load) -> Estimate:
         """Return the least `max_over_fair` that any weights of the load's destinations can reach, with its interval.
@@ -116,7 +127,7 @@ class Published:
 
     def heaviest_share(self) -> Estimate:
         """Return the share of all messages that the heaviest slot has."""
-        return self.messages.sample.key_share(float(self.messages.counted.max()), self.heaviest_slot)
+        return self.messages.sample.share_of(float(self.messages.counted.max()))
 
 
 def _sure(value: float) -> Estimate:

@@ -9,12 +9,14 @@ from pyspark.sql import Row
 
 from pipeline import plots
 from pipeline.about import About
+from pipeline.doubt import doubt
 from pipeline.formats import Number, count, interval, percent, size
 from pipeline.names import natural
 from pipeline.report import Grade, Report
 from pipeline.sampling import Estimate
 from pipeline.whatif.findings import Findings
 from pipeline.whatif.prediction import Load
+from ring.destination import Destination
 
 
 def answer(found: Findings) -> list[str]:
@@ -54,7 +56,8 @@ def report(
     `told` is the verdict, `moved` the first of the keys that move, `present` says where the present ring is from, and
     `about` is the page's head.
     """
-    page = Report("What if: what would the change move?", _grade(found, told), " ".join(answer(found)), about)
+    lead = " ".join([*answer(found), _doubt(found)]).rstrip()
+    page = Report("What if: what would the change move?", _grade(found, told), lead, about)
     page.text(limits(told))
     page.text(present)
     if told["sample"] < 1:
@@ -129,7 +132,11 @@ def _times(told: Estimate) -> str:
 def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
     if told["over"]:
         return Grade.BAD
-    return Grade.LOOK if found.weights_help or told["uncertain"] else Grade.GOOD
+    return Grade.LOOK if found.weights_help or told["uncertain"] or _doubt(found) else Grade.GOOD
+
+
+def _doubt(found: Findings) -> str:
+    return doubt(found.published.messages.sample, [found.max_over_fair.present, found.max_over_fair.proposed])
 
 
 def _destination(row: tuple[Any, ...]) -> Sequence[object]:
@@ -153,7 +160,8 @@ def _rows(found: Findings) -> list[tuple[Any, ...]]:
 def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     over_fair = found.max_over_fair
     page.text(
-        "The proposed weights say which share of the messages each queue should get: here this is its fair share."
+        "The proposed weights, or those that the proposed file names as fair, say which share of the messages each"
+        " queue should get: here this is its fair share."
     )
     if found.weights_help:
         page.text(
@@ -166,8 +174,9 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
             [_advised(row) for row in _rows(found) if row[12] is not None],
         )
         page.text(
-            "The table has what each queue would get. Do not check these weights by --weight or --proposed: the job"
-            " would take them for the shares that you want."
+            "The table has what each queue would get. To check the weights, give the file advised.json beside this page"
+            " as --proposed: it says, too, which shares are fair. By --weight the job would take the weights for the"
+            " shares that you want."
         )
     else:
         page.text("No: the job found no weights that bring the load nearer to the fair shares.")
@@ -192,6 +201,9 @@ def _moves(found: Findings) -> Figure:
     shares = [100 * found.native.of_messages.value, 100 * found.moved.of_messages.value]
     bars = axes.barh([found.present.exchange_type, "this ring"], shares, color=[plots.QUIET, plots.BLUE], height=0.6)
     axes.bar_label(bars, labels=[percent(value / 100) for value in shares], padding=4)
+    if found.published.messages.sample.unseen:
+        moves = Estimate(*(100 * part for part in found.moved.of_messages))
+        plots.intervals(axes, [1], [moves], across=True)
     axes.set_xlim(0, 109)
     axes.set_xlabel("% of the messages that move")
     return figure
@@ -204,8 +216,13 @@ def _loads(found: Findings) -> Figure:
     places = range(len(rows))
     axes.barh([n - 0.2 for n in places], [row[3] for row in rows], 0.38, color=plots.QUIET, label="now")
     axes.barh([n + 0.2 for n in places], [row[8] for row in rows], 0.38, color=plots.BLUE, label="proposed")
-    weight = sum(found.proposed.weights.values())
-    fair = [found.published.messages.total * (row[7] or 0) / weight for row in rows]
+    if found.published.messages.sample.unseen:
+        for down, intervals in ((-0.2, found.got_before), (0.2, found.got_after)):
+            its = [intervals.get(Destination(*row[:2])) for row in rows]
+            drawn = [(place + down, one) for place, one in zip(places, its, strict=True) if one is not None]
+            plots.intervals(axes, [place for place, _ in drawn], [one for _, one in drawn], across=True)
+    wanted = dict(zip(found.after.destinations, found.after.fair.tolist(), strict=True))
+    fair = [found.published.messages.total * wanted.get(Destination(*row[:2]), 0.0) for row in rows]
     above, below = [n - 0.02 for n in places], [n + 0.42 for n in places]
     axes.vlines(fair, above, below, color=plots.INK, linewidth=2, label="its fair share")
     plots.names(axes, [row[1] for row in rows])

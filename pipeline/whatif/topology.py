@@ -31,7 +31,7 @@ def edited(present: RingSpec, add: Iterable[str], remove: Iterable[str], weight:
         if destination in weights:
             raise PipelineError(f"--add {text}: the present ring has it already")
         weights[destination] = value
-    return replace(present, weights=weights)
+    return replace(present, weights=weights, fair={})
 
 
 def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:

@@ -109,7 +109,7 @@ def spread(keys: list[int], share: float, *, by_slot: bool = False, hot: int = 0
         for n, count in enumerate(keys)
     ]
     scope = Scope("/", "orders", "ring", sum(keys), share**0.5, 1.0, 0, 0)
-    sample = Sample.of(SLOTS, sum(keys) + hot, 0, [])
+    sample = Sample.of(SLOTS, [(sum(keys) + hot, 1)])
     return Findings(scope, loads, [], 10, [(1, sum(keys))], sample, False, share**0.5)
 
 

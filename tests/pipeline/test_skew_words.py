@@ -28,7 +28,7 @@ def exchange(
     loads = [Load(d, 1, fair, k, k, n, 0, 0) for d, n, k in zip(destinations, messages, keys, strict=True)]
     candidates = [HotKey(n, b"key-%d" % n, count, destinations[0], fair) for n, count in enumerate(hot)]
     scope = Scope("/", name, ring or "r", sum(messages), 1.0, 1.0, 0, 0, rings, not ring)
-    sample = Sample.of(SLOTS, sum(messages), 0, [])
+    sample = Sample.of(SLOTS, [(sum(messages), 1)])
     return Findings(scope, loads, candidates, 10, [(1, sum(keys))], sample, False, 1.0)
 
 
@@ -105,5 +105,5 @@ def test_no_record_in_the_sample_is_no_even_load() -> None:
     [load] = exchange("orders", [0]).loads
     loads = [load, Load(Destination("queue", "b"), 1, 0.5, 0, 0, 0, 0, 0)]
     scope = Scope("/", "orders", "r", 7, 0.01, 1.0, 0, 0, 1, True)
-    found = Findings(scope, loads, [], 10, [], Sample.of(slots_of(0.01), 0, 0, []), False, 1.0)
+    found = Findings(scope, loads, [], 10, [], Sample.of(slots_of(0.01), []), False, 1.0)
     assert words.of_load(found) == "No record is in the sample: whether the load is even cannot be told."

@@ -47,7 +47,7 @@ def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: 
         "orders > rare.0",
     ]
     expected: dict[int | None, int] = dict(enumerate([20, 6, 5, 4, 3, 2, 1, 1]))
-    assert {row.line: row.messages_scaled for row in found.busy} == expected | {None: MOST_LINES - 2}
+    assert {bar.line: bar.messages.value for bar in found.busy} == expected | {None: MOST_LINES - 2}
     report(found, {}).write(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<p class="lead">orders &gt; others (virtual host /) took the most: ' in page
