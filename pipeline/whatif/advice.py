@@ -6,11 +6,11 @@ threshold E[i, d] / min(E[i, j] / w[j] for other j). Between two thresholds noth
 therefore tells the load of all destinations for every weight that d may have, and the best of these is found exactly:
 a step. Steps are made for the busiest destination and for random ones until none helps.
 
-Such a descent ends in the next valley. Where one slot has much of the load, which destination has that slot decides
-most, and no small step moves it: so the search begins once for each of the destinations with the largest fair shares,
-with the weight that gives the heaviest slot to it. Then it changes some weights of the best ones so far at random, and
-descends again, until its work is used up. The work is counted in steps, not in seconds, so that the same demand gets
-the same advice on every machine.
+The first descent begins where corrections of all weights at once lead. It ends in the next valley. Where one slot has
+much of the load, which destination has that slot decides most, and no small step moves it: so further descents begin
+for each of the destinations with the largest fair shares, with the weight that gives the heaviest slot to it. Then some
+weights of the best ones so far are changed at random before each descent, until the work is used up. The work is
+counted in steps, not in seconds, so that the same demand gets the same advice on every machine.
 
 Of the heaviest slots each is placed; of all others together a destination gets what it got in the last exact count,
 times what its share of the weights has become since. The best weights are counted exactly by the ring itself, and the
@@ -45,6 +45,7 @@ _HEAVY = 1 << 12
 """How many of the heaviest slots are placed exactly in every step, fewer among many destinations."""
 _MOST_SCORES = 1 << 20
 """The most scores that a step looks at."""
+_CORRECTIONS = 40
 _STARTS = 16
 """The most destinations that the heaviest slot is tried on."""
 _ROOM = 4
@@ -126,14 +127,31 @@ class _Search:
         return found
 
     def _starts(self) -> Iterator[I64]:
-        """Yield the given weights, and those by which the heaviest slot goes to one destination, for each of some."""
-        yield self._start
+        """Yield evened weights, and those by which the heaviest slot goes to one destination, for each of some."""
+        yield self._evened()
         for d in np.argsort(-self._fair, kind="stable")[:_STARTS].tolist():
             weights = self._start.astype(np.float64)
             over = self._scores[0] / weights
             over[d] = np.inf
             weights[d] = max(1.0, self._scores[0, d] / over.min() * 1.001)
             yield self._scaled(weights)
+
+    def _evened(self) -> I64:
+        """Return the best weights of some corrections of all at once, by what each destination has over its fair share.
+
+        A heavy slot goes back and forth between destinations as they grow light: hence ever smaller corrections, and
+        the best one counts, not the last. Among many destinations they come far before a step was made for each.
+        """
+        weights = best = self._start
+        least = np.inf
+        for n in range(_CORRECTIONS):
+            loads = self._loads(weights.astype(np.float64))
+            self._left -= self._scores.size // 2
+            if (cost := self._cost(loads)) < least:
+                best, least = weights, cost
+            over_fair = loads / self._fair / loads.sum()
+            weights = self._scaled(weights * np.maximum(over_fair, 1 / 8) ** (-4 / (4 + n)))
+        return best
 
     def _shaken(self, weights: I64) -> I64:
         """Return the weights with some of them changed at random, seldom many, and seldom by much."""

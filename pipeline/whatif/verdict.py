@@ -60,6 +60,7 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
         "present": found.present.fingerprint,
         "proposed": found.proposed.fingerprint,
         "sample": sample,
+        "intervals_hold": messages.sample.holds,
         "counted": {"messages": _counted(messages), "bytes": if_bytes(_counted(size))},
         "messages": messages.total,
         "bytes": if_bytes(size.total),

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.session import spark_session
+from pipeline.whatif import advice
 from testbed.java import ensure_java
 from tests.integration.conftest import api, broker, client, login, start_sidecar, vhost
 
@@ -35,6 +36,12 @@ def spark() -> Iterator[SparkSession]:
     }
     with spark_session("tests", settings) as session:
         yield session
+
+
+@pytest.fixture(autouse=True)
+def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the search for weights end after half a second, where a test does not ask for all of its work."""
+    monkeypatch.setattr(advice, "WORK", advice.WORK // 10)
 
 
 @pytest.fixture

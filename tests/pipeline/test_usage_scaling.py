@@ -3,14 +3,12 @@
 `pytest -s tests/pipeline/test_usage_scaling.py` prints the figures that docs/explanation/samples.md quotes.
 """
 
-from math import sqrt
-
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from pipeline.usage.scaling import GROUPS, share
+from pipeline.usage.scaling import GROUPS, estimated, part, share
 from pipeline.usage.windows import merged, usage, with_estimates
 from tests.pipeline.records import START
 
@@ -70,20 +68,28 @@ def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSessi
 
 
 def test_a_hot_key_inside_the_sample_makes_no_share_sure() -> None:
-    """Of 30,000 messages 14,177 have one destination, 9,000 of them one key, which the sample of 1% has."""
-    hot, cold = [9046.0 if n == 2 else 5.0 for n in range(GROUPS)], [19.0, 21.0, 18.0, 22.0, 20.0, 17.0, 23.0, 14.0]
-    scale = 100 * sqrt(0.99)
-    part = Row(messages=9081, messages_scaled=908_100.0, messages_groups=[scale * n for n in hot])
-    whole = Row(
-        messages=9235,
-        messages_scaled=923_500.0,
-        with_key=9235,
-        keys=200.0,
-        messages_groups=[scale * (one + other) for one, other in zip(hot, cold, strict=True)],
-    )
-    value, low, high = share(part, whole)
-    assert value == pytest.approx(0.983, abs=0.001)
-    assert low < 14_177 / 30_000 < high
+    """Of 30,000 messages 14,300 have one destination, 9,000 of them one key, which the sample of 1% has."""
+    random = np.random.default_rng(4)
+    its, others = (random.multinomial(count, [1 / GROUPS] * GROUPS) for count in (53, 157))
+    its[2] += 9000
+
+    def row(counts: np.ndarray) -> Row:
+        return Row(
+            messages=int(counts.sum()), messages_groups=(99.0 * counts).tolist(), with_key=int(counts.sum()), keys=200.0
+        )
+
+    one, whole = row(its), row(its + others)
+    value, low, high = share(one, whole)
+    assert value == pytest.approx(14_300 / 30_000, abs=0.05)
+    assert low < 14_300 / 30_000 < high
+    assert high - low < 0.3
+    # A part is judged by the groups that are heavy in the whole, so that parts add up to it.
+    parts = [part(row(counts), whole) for counts in (its, others)]
+    total, _ = estimated(whole.messages, whole.messages_groups)
+    assert sum(found.value for found in parts) == pytest.approx(total.value)
+    for found, truth in ((total, 30_000), (parts[0], 14_300), (parts[1], 15_700)):
+        assert found.low < truth < found.high
+        assert not found.is_vague
 
 
 def few(random: np.random.Generator, keys: int, part: float) -> tuple[Row, Row, float] | None:
@@ -96,12 +102,11 @@ def few(random: np.random.Generator, keys: int, part: float) -> tuple[Row, Row, 
     drawn = slots < SAMPLED * SLOTS
     if not drawn.any():
         return None
-    weight = (1 - SAMPLED) ** 0.5 / SAMPLED
+    weight = 1 / SAMPLED - 1
     rows = [
         Row(
             messages=int(counts[of].sum()),
-            messages_scaled=float(counts[of].sum() / SAMPLED),
-            messages_groups=(np.bincount(slots[of] % 8, counts[of], 8) * weight).tolist(),
+            messages_groups=(np.bincount(slots[of] % GROUPS, counts[of], GROUPS) * weight).tolist(),
             with_key=int(counts[of].sum()),
             keys=float(of.sum()),
         )
@@ -126,7 +131,7 @@ def test_a_destination_that_has_all_drawn_keys_may_not_have_all_keys() -> None:
     """Also where groups are alike, and whether or not keys are journalled; less so, the more keys were drawn."""
 
     def low(drawn: int, **changed: object) -> float:
-        sums = {"messages": drawn, "messages_scaled": drawn * 16.0, "messages_groups": [drawn * 2.0] * 8}
+        sums = {"messages": drawn, "messages_groups": [drawn * 15 / GROUPS] * GROUPS}
         whole = Row(**{**sums, "with_key": drawn, "keys": float(drawn), **changed})
         value, least, most = share(whole, whole)
         assert (value, most) == (1, 1)
@@ -155,3 +160,25 @@ def test_one_key_may_be_all_that_there_is(spark: SparkSession) -> None:
     (row,) = with_estimates(usage(spark.range(50).selectExpr("'one' AS key", "5 AS slot", *same, *more), 5)).collect()
     assert (row.messages_low, row.messages_scaled) == (50, 400)
     assert row.messages_high > 400
+
+
+def test_a_hot_key_inside_counts_once_in_the_table(spark: SparkSession) -> None:
+    """Of 30,000 messages 9,000 are of one key, which the sample of 1% has; the others are of 105 keys in it."""
+    random = np.random.default_rng(6)
+    slots = random.integers(0, SLOTS // 100, 105)
+    counts = [*random.geometric(0.5, 105).tolist(), 9000]
+    rows = [(int(slot), f"k{n}", count) for n, (slot, count) in enumerate(zip([*slots, 77], counts, strict=True))]
+    same = f"{START}L AS time", "0.01D AS sample", "'/' AS vhost", "'orders' AS exchange", "'amqp' AS ingress"
+    more = "'queue' AS kind", "'q' AS destination", "7L AS bytes", "1000L AS latency"
+    outcome = "CASE WHEN key = 'k105' THEN 'nacked' ELSE 'confirmed' END AS outcome"
+    listed = spark.createDataFrame(rows, "slot int, key string, many int")
+    records = listed.selectExpr("explode(sequence(1, many)) AS n", "slot", "key").selectExpr(
+        "slot", "key", *same, *more, outcome
+    )
+    (row,) = with_estimates(usage(records, 5)).collect()
+    truth = 9000 + 100 * sum(counts[:-1])
+    assert row.messages_low < truth < row.messages_high
+    assert row.messages_scaled == pytest.approx(truth, rel=0.02)
+    assert row.messages_high < 1.5 * row.messages_low
+    assert row.bytes_scaled == pytest.approx(7 * row.messages_scaled)
+    assert row.confirmed_scaled + row.nacked_scaled == pytest.approx(row.messages_scaled)

@@ -1,21 +1,29 @@
 """The driver's part of `whatif`: no Spark."""
 
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec
+from pipeline.rings import RingSpec, parse_ring, to_json
 from pipeline.whatif.advice import advise
 from pipeline.whatif.findings import find
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
-from pipeline.whatif.prediction import Demand, least_over_fair, load, moved, native_part
+from pipeline.whatif.prediction import Demand, least_over_fair, load, load_by, moved, native_part
 from pipeline.whatif.published import Published
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 from ring.destination import Destination
-from ring.hashing import SLOTS
+from ring.hashing import SLOTS, slot_of
+from ring.ring import owners
+from testbed.pipeline_demo import traffic
 from tests.pipeline.records import ring_of
 
 ALL = np.arange(SLOTS)
@@ -26,7 +34,7 @@ def queue(name: str) -> Destination:
     return Destination("queue", name)
 
 
-def demand_of(messages: dict[int, int]) -> Demand:
+def demand_of(messages: Mapping[int, int]) -> Demand:
     slots = np.array(sorted(messages))
     counts = np.array([messages[slot] for slot in slots.tolist()])
     return Demand(slots, counts, counts * 100)
@@ -130,6 +138,93 @@ def test_weights_are_found_for_a_few_lumps_and_for_many_keys(keys: int, exponent
     assert load(ring.ring, demand).max_over_fair > 1.1
     assert advice.load.max_over_fair < 1.06
     assert advice.load.messages.sum() == demand.messages.sum()
+
+
+def demo() -> tuple[RingSpec, Demand]:
+    """The journal of `make pipeline-demo`, and the sixth queue that it asks for."""
+    counts: Counter[int] = Counter()
+    for stretch in range(1, 5):
+        for key in traffic.keys(2000, stretch, hot=5 / 8) + traffic.keys(2000, stretch, "web-"):
+            counts[slot_of(key.encode())] += 1
+    return ring_of({f"orders.{n}": 2 if n == 2 else 1 for n in range(1, 7)}), demand_of(counts)
+
+
+def hot(seed: int) -> tuple[RingSpec, Demand]:
+    """Five queues of unequal weights, and one key that has 30% of all messages."""
+    rng = np.random.default_rng(seed)
+    counts = Counter(dict(zip(rng.integers(0, SLOTS, 5000).tolist(), rng.geometric(0.05, 5000).tolist(), strict=True)))
+    counts[int(rng.integers(0, SLOTS))] += round(3 / 7 * counts.total())
+    return ring_of({"orders.0": 1, "orders.1": 1, "orders.2": 2, "orders.3": 3, "orders.4": 1}), demand_of(counts)
+
+
+def many(keys: int, exponent: float, queues: int) -> tuple[RingSpec, Demand]:
+    return ring_of({f"orders.{n}": 1 for n in range(queues)}), drawn(6, keys, exponent)
+
+
+def random_search(ring: RingSpec, demand: Demand, seconds: float) -> float:
+    """The least `max_over_fair` of weights at random, around the given ones."""
+    rng, names = np.random.default_rng(1), sorted(ring.weights)
+    base = np.array([ring.weights[name] for name in names]) / max(ring.weights.values()) * 3000
+    best, end = load(ring.ring, demand).max_over_fair, time.process_time() + seconds
+    while time.process_time() < end:
+        tried = base * np.exp(rng.normal(0, rng.choice([0.1, 0.3, 1.0]), len(names)))
+        weights = dict(zip(names, np.clip(np.rint(tried), 1, 10_000).astype(int).tolist(), strict=True))
+        best = min(best, load_by(weights, owners(weights, demand.slots), demand, ring.weights).max_over_fair)
+    return best
+
+
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(5.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [(demo, 1.9), (lambda: hot(5), 1.4), (lambda: many(3000, 1.0, 8), 1.25), (lambda: many(60, 0.5, 12), 1.2)],
+    ids=["demo", "hot", "zipf", "few"],
+)
+def test_advice_is_better_than_a_random_search(
+    case: Callable[[], tuple[RingSpec, Demand]], most: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, demand = case()
+    if seconds > 1:
+        monkeypatch.undo()  # of what lets the search end early
+    advice = advise(ring, demand)
+    found = random_search(ring, demand, seconds)
+    print(f"advised {advice.load.max_over_fair:.3f}, by a random search of {seconds} s {found:.3f}")
+    assert advice.load.max_over_fair <= most
+    assert advice.load.max_over_fair < found
+    assert advise(ring, demand).spec == advice.spec
+
+
+@settings(max_examples=10)
+@given(
+    st.lists(st.integers(1, 10_000), min_size=2, max_size=6),
+    st.dictionaries(st.integers(0, SLOTS - 1), st.integers(1, 10**6), min_size=1, max_size=40),
+)
+def test_advised_weights_that_are_proposed_give_the_figure_that_was_told(
+    weights: list[int], messages: dict[int, int]
+) -> None:
+    ring, demand = ring_of({f"q{n}": weight for n, weight in enumerate(weights)}), demand_of(messages)
+    told = advise(ring, demand)
+    given_back = parse_ring(to_json(replace(told.spec, fair=ring.wanted)), "advised.json", ring)
+    again = load(given_back.ring, demand, given_back.wanted)
+    assert again.max_over_fair == told.load.max_over_fair
+    assert again.messages.tolist() == told.load.messages.tolist()
+
+
+def test_the_advised_ring_that_is_proposed_has_the_figures_that_were_told() -> None:
+    ring, demand = hot(7)
+    published = Published.of(demand)
+    found = find(ring, ring, published)
+    again = find(ring, parse_ring(to_json(found.advised), "advised.json", ring), published)
+    assert found.weights_help
+    assert again.max_over_fair.proposed == found.max_over_fair.advised
+    assert again.max_over_fair.least == found.max_over_fair.least
+    assert again.moved == found.advised_moves
+
+
+@pytest.mark.parametrize("fair", [[["queue", "b", 1]], []])
+def test_fair_shares_are_of_the_ring_s_own_destinations(fair: list[object]) -> None:
+    told = json.dumps({"destinations": [["queue", "a", 1]], "fair": fair})
+    with pytest.raises(PipelineError, match=r"advised\.json: fair: "):
+        parse_ring(told, "advised.json")
 
 
 WANTED = {"orders.1": 3, "orders.2": 1, "orders.3": 1, "orders.4": 1}
