@@ -8,13 +8,14 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from matplotlib.container import ErrorbarContainer
 from pyspark.sql import Row, SparkSession
 
 from pipeline import gaps
 from pipeline.journal import read_records
 from pipeline.period import Period
 from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, find, wider
-from pipeline.usage.report import report
+from pipeline.usage.report import _timeline, report
 from pipeline.usage.windows import usage
 from tests.pipeline.records import START, published, ring_of, write_journal
 
@@ -97,6 +98,7 @@ def test_a_sample_s_figures_are_told_with_intervals(spark: SparkSession, tmp_pat
     assert f"{round(4 * len(records))} ({low:.0f} to {high:.0f}) messages from " in page
     assert f"The journal is a sample: {len(records)} records." in page
     assert "% to " in page.partition("took the most: ")[2][:30]
+    assert any(isinstance(one, ErrorbarContainer) for one in _timeline(found).axes[0].containers)
     # One record says too little of how many there were.
     assert ">nacked, in the sample</th>" in page
     assert '<td class="number">1</td></tr>' in page
