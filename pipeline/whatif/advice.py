@@ -211,11 +211,13 @@ class _Search:
         return float(costs[least]), float(candidates[least])
 
     def _loads(self, weights: F64) -> F64:
-        its: F64 = np.bincount(self._owners(weights), self._messages, len(weights))
-        return its + self._light * weights / weights.sum()
+        its = np.bincount(self._owners(weights), self._messages, len(weights))
+        loads: F64 = its + self._light * weights / weights.sum()
+        return loads
 
     def _owners(self, weights: F64) -> NDArray[np.intp]:
-        return (self._scores / weights).argmin(axis=1)
+        found: NDArray[np.intp] = (self._scores / weights).argmin(axis=1)
+        return found
 
     def _cost(self, loads: F64) -> float:
         return float(self._costs(loads[None, :])[0])

@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.container import ErrorbarContainer
+from pyspark.sql import Row
 
 from pipeline import plots
 from pipeline.doubt import doubt
@@ -71,7 +72,7 @@ def test_whatif_says_so_and_is_not_good() -> None:
         told = verdict(found, Limits(None, None), sample=0.01, with_bytes=True)
         told |= {"left_out": {"hashed": 0, "ring": 0}}
         assert told["intervals_hold"] is not said
-        page = report(found, told, [], {"key": b"k", "slot": 0, "messages": 1}, "", {}).html()
+        page = report(found, told, [], Row(key=b"k", slot=0, messages=1), "", {}).html()
         assert (UNKNOWN in page) is said
         assert not said or "To look at" in page
         bars = [one for one in _loads(found).axes[0].containers if isinstance(one, ErrorbarContainer)]
