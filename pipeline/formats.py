@@ -33,6 +33,11 @@ def estimate(value: float) -> Number:
     return Number(_rounded(value))
 
 
+def about(value: float) -> Number:
+    """Return an estimated count: a whole number of three significant digits, such as "19,500" or "57"."""
+    return count(float(f"{value:.{_DIGITS - 1}e}"))
+
+
 def percent(share: float) -> Number:
     """Return a share, 0 to 1, as a percentage with three significant digits, such as "27.8%".
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -12,9 +12,17 @@ from pipeline.names import shortened
 from pipeline.sampling import Estimate
 
 mpl.use("svg")
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    Formatter,
+    FuncFormatter,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,12 +96,115 @@ def durations(axis: "Axis", *, log: bool = False) -> None:
 
 
 def times(axes: "Axes", first: datetime, until: datetime) -> None:
-    """Write the time of day, UTC, along an x axis that ends where the data does, be that one short window."""
+    """Write the time, UTC, along an x axis that ends where the data does, be that one short window."""
     axes.set_xlim(first, until)  # type: ignore[arg-type]
-    locator = AutoDateLocator(maxticks=7)  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-    axes.set_xlabel("UTC")
+    axes.xaxis.set_major_locator(_Times(axes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(_TimeLabels(axes))
+    axes.set_xlabel(f"UTC, {first:%Y}" if first.year == until.year else f"UTC, {first:%Y} to {until:%Y}")
+
+
+def by_window(axes: "Axes", points: Sequence[tuple[datetime, float]], width: timedelta, label: str) -> None:
+    """Draw the figures of windows, given with their starts in order, in the middles of the windows.
+
+    A line joins those of windows that follow each other, and no others: between them nothing is known.
+    """
+    times: list[datetime] = []
+    values: list[float] = []
+    for start, value in points:
+        if times and start - times[-1] > width:
+            times.append(times[-1] + width)
+            values.append(math.nan)
+        times.append(start)
+        values.append(value)
+    middles: Any = [time + width / 2 for time in times]
+    axes.plot(middles, values, "o-", markersize=4, label=label)
+
+
+_SECONDS = (1, 2, 5, 10, 15, 30)
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_STEPS = (
+    *_SECONDS,
+    *(n * _MINUTE for n in (1, 2, 5, 10, 15, 30)),
+    *(n * _HOUR for n in (1, 2, 3, 6, 12)),
+    *(n * _DAY for n in (1, 2, 4, 7, 14)),
+)
+"""The seconds between two ticks of time; above them come months."""
+
+_MONTHS = (1, 2, 3, 6, 12, 24, 60, 120)
+
+_LABEL = 50.0
+"""Points that the longest label of a time takes, such as "17:00:30" or "21 Nov", with a space beside it."""
+
+
+def _step(axes: "Axes") -> tuple[int, int]:
+    """Return the seconds, or else the months, between two ticks of an x axis of days since 1970, with room for labels.
+
+    The other of the two is 0.
+    """
+    low, high = axes.get_xlim()
+    points = axes.bbox.width / axes.get_figure(root=True).dpi * 72  # type: ignore[union-attr]
+    least = (high - low) * _DAY * _LABEL / points
+    for seconds in _STEPS:
+        if seconds >= least:
+            return seconds, 0
+    return 0, next((n for n in _MONTHS if n * 28 * _DAY >= least), math.ceil(least / (366 * _DAY)) * 12)
+
+
+class _Times(Locator):
+    """Ticks at whole times of the clock or the calendar, UTC, as close to each other as their labels have room."""
+
+    def __init__(self, axes: "Axes") -> None:
+        """Take the axes whose x axis has the ticks."""
+        self._axes = axes
+
+    def __call__(self) -> list[float]:
+        """Return the ticks, in days since 1970."""
+        low, high = self._axes.get_xlim()
+        seconds, months = _step(self._axes)
+        if seconds:
+            first, last = math.ceil(low * _DAY / seconds), math.floor(high * _DAY / seconds)
+            return [n * seconds / _DAY for n in range(first, last + 1)]
+        at, until = _moment(low), _moment(high)
+        first, last = (12 * time.year + time.month - 1 for time in (at, until))
+        starts = (datetime(n // 12, n % 12 + 1, 1, tzinfo=UTC) for n in range(first, last + 1) if n % months == 0)
+        return [start.timestamp() / _DAY for start in starts if at <= start]
+
+
+class _TimeLabels(Formatter):
+    """The labels of `_Times`: times with the day under the first and each new one, days, or months with the year."""
+
+    def __init__(self, axes: "Axes") -> None:
+        """Take the axes whose x axis has the ticks."""
+        self._axes = axes
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return the label of one tick."""
+        return self.format_ticks([x])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """Return the labels of all ticks."""
+        seconds, _ = _step(self._axes)
+        ticks = [_moment(value) for value in values]
+        if seconds >= _DAY:
+            return [f"{tick.day} {tick:%b}" for tick in ticks]
+        if not seconds:
+            return _under(ticks, "{0:%b}", "{0:%Y}")
+        return _under(ticks, "{0:%H:%M}" if seconds >= _MINUTE else "{0:%H:%M:%S}", "{0.day} {0:%b}")
+
+
+def _under(ticks: Sequence[datetime], form: str, below: str) -> list[str]:
+    """Return labels, with a second line under the first one and each in which that line differs."""
+    lines = [below.format(tick) for tick in ticks]
+    return [
+        form.format(tick) + (f"\n{line}" if n == 0 or line != lines[n - 1] else "")
+        for n, (tick, line) in enumerate(zip(ticks, lines, strict=True))
+    ]
+
+
+def _moment(days: float) -> datetime:
+    """Return the time that a place on an axis of days since 1970 stands for, to the second."""
+    return datetime.fromtimestamp(round(days * _DAY), UTC)
 
 
 def names(axes: "Axes", told: Sequence[str]) -> None:

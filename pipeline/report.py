@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pipeline import plots
 from pipeline.about import About
 from pipeline.formats import Number, count, estimate
+from pipeline.names import shortened
 from pipeline.style import STYLE
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 _LONG = 40
 """Characters from which on the text of a table's cell is broken into lines."""
+
+
+_LONGEST = 120
+"""Characters from which on only the beginning and the end of a cell's text are shown until a reader opens it."""
 
 
 class Grade(Enum):
@@ -59,7 +64,8 @@ class Report:
         """Add a table, in a box of its own that scrolls where the screen is narrower.
 
         A cell is text, or a number: an int is written as a count, a float as an estimate, and what `pipeline.formats`
-        has written as it is. None is a dash. Columns of numbers stand to the right.
+        has written as it is. None is a dash. Columns of numbers stand to the right. A text of more than _LONGEST
+        characters is cut, and can be opened.
         """
         listed = [list(row) for row in rows]
         numeric = [
@@ -123,4 +129,12 @@ def _cell(tag: str, value: object, right: bool) -> str:
             shown = str(value)
     style = "number" if right or _is_number(value) else "long" if tag == "td" and len(shown) > _LONG else ""
     named = f' class="{style}"' if style else ""
-    return f"<{tag}{named}>{html.escape(shown)}</{tag}>"
+    return (
+        f"<{tag}{named}>{_opened(shown) if style == 'long' and len(shown) > _LONGEST else html.escape(shown)}</{tag}>"
+    )
+
+
+def _opened(text: str) -> str:
+    """Return a long text, such as a key of 4 kB, as HTML: its beginning and its end, and all of it when opened."""
+    told = f"{html.escape(shortened(text))} ({count(len(text))} characters)"
+    return f"<details><summary>{told}</summary>{html.escape(text)}</details>"

@@ -31,7 +31,7 @@ dt { color: var(--quiet) } dd { margin: 0 } dd span { display: inline-block }
 table { overflow-wrap: normal; border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { vertical-align: bottom } td { white-space: nowrap }
-td.long { white-space: normal; overflow-wrap: anywhere; min-width: 16rem }
+td.long { white-space: normal; overflow-wrap: anywhere; min-width: 16rem } summary { cursor: pointer }
 tr:nth-child(even) td { background: var(--stripe) }
 td.number, th.number { text-align: right }
 figure { margin: 1rem 0 } figcaption { color: var(--quiet); font-size: .9rem }

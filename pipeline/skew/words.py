@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pipeline.formats import count, estimate, interval, p_value, percent
 from pipeline.gaps import Missing
+from pipeline.names import shortened
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 EVEN = 1.1
@@ -195,4 +196,4 @@ def _outweighing(found: Findings, key: HotKey) -> str:
 
 
 def _named(key: HotKey) -> str:
-    return f"{'' if key.key is None else 'key '}{key}"
+    return f"{'' if key.key is None else 'key '}{shortened(str(key))}"

@@ -3,13 +3,14 @@
 import datetime
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
 from pipeline import plots
 from pipeline.about import About
 from pipeline.doubt import doubt
-from pipeline.formats import Number, count, duration, estimate, interval, moment, percent, size
+from pipeline.formats import Number, about, count, duration, interval, moment, percent, size
 from pipeline.period import ALWAYS, Period
 from pipeline.report import Grade, Report
 from pipeline.sampling import VAGUE
@@ -17,9 +18,15 @@ from pipeline.schema import OUTCOMES
 from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_ROWS, Findings
 
+_MOST_LINEAR = 10
+"""The highest percentile over the lowest, above which a linear axis would show the lowest as a flat line at 0."""
 
-def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequence[Row] = ()) -> Report:
-    """Return the page: `about` is its head, `within` the time that was asked for, `kept` the hours of Written.kept."""
+_OPEN = (0, latency.BUCKETS - 1)
+"""The buckets of latencies that have no bound at one end."""
+
+
+def report(found: Findings, head: About, within: Period = ALWAYS, kept: Sequence[Row] = ()) -> Report:
+    """Return the page: `head` is its head, `within` the time that was asked for, `kept` the hours of Written.kept."""
     whole, first = found.whole, found.destinations[0]
     windows = {row.window for row in found.windows}
     among = f" among records {within}" if within.is_limited else ""
@@ -38,7 +45,7 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     sample = scaling.sample_of(whole)
     in_doubt = doubt(sample) if sample else ""
     grade = Grade.LOOK if found.missing.records or bad or in_doubt else Grade.GOOD
-    made = Report("Usage: which queue is hot, and when?", grade, f"{lead} {in_doubt}".strip(), about)
+    made = Report("Usage: which queue is hot, and when?", grade, f"{lead} {in_doubt}".strip(), head)
     if _is_sample(whole):
         made.text(
             f"The journal is a sample: {whole.messages:,} records. Messages, shares, sizes and keys are estimates of "
@@ -64,6 +71,8 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
             f"Percentiles are upper bounds: at most 25% too high, for latencies of {latency.BOUNDS[0]} µs or more. "
             "They count answers only: a message whose fate is unknown, or that was sent without a confirm, has none."
         )
+        if told := _of_open_buckets(found):
+            made.text(told)
     else:
         made.text("No record has a latency.")
     made.heading("What did each queue get?")
@@ -95,8 +104,8 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
             "from its oldest kept to its last" if within.since is None else "from its first to its last in that time"
         )
         made.text(f"No: each sidecar's record numbers are complete {numbers}. What it lost later cannot be seen.")
-    if told := str(found.missing):
-        made.text(told)
+    if before := str(found.missing):
+        made.text(before)
     if kept:
         made.heading("Which hours were kept as an earlier run wrote them?")
         made.text(
@@ -142,15 +151,15 @@ def _is_sample(whole: Row) -> bool:
 
 def _messages(of: Row, whole: Row) -> Number:
     """Return the number of messages of a row; for a sample the estimate with its interval."""
-    return interval(*scaling.part(of, whole), estimate) if _is_sample(whole) else count(of.messages)
+    return interval(*scaling.part(of, whole), about) if _is_sample(whole) else count(of.messages)
 
 
 def _keys(of: Row) -> str:
     if of["keys"] is None:
         return "not journalled"
     if of.keys_scaled is None:
-        return f"{estimate(of['keys'])} in the samples"
-    return interval(of.keys_scaled, of.keys_low, of.keys_high, estimate) if _is_sample(of) else estimate(of.keys)
+        return f"{about(of['keys'])} in the samples"
+    return interval(of.keys_scaled, of.keys_low, of.keys_high, about) if _is_sample(of) else about(of.keys)
 
 
 def _destination(found: Findings, n: int, outcomes: Sequence[str]) -> Sequence[object]:
@@ -202,26 +211,19 @@ def _latencies(found: Findings) -> Figure:
     figure = Figure(figsize=(plots.WIDTH, 3.2))
     over_time, spread = figure.subplots(1, 2, width_ratios=(3, 2))
     answered = [row for row in found.ingresses if row.p99]
-    edges = [latency.BOUNDS[0] / 2**0.25, *latency.BOUNDS, latency.BOUNDS[-1] * 2**0.25]
-    for one in answered:
-        its = [row for row in found.windows if row.ingress == one.ingress and row.p99]
-        # A window's figure stands in its middle.
-        times = [_at(row.window) + _width(found) / 2 for row in its]
+    told = [row for row in found.windows if row.p99]
+    for n, one in enumerate(answered):
+        its = [row for row in told if row.ingress == one.ingress]
         for name, label in (("p99", "99%"), ("p50", "median")):
-            label = f"{one.ingress.upper()} {label}"
-            over_time.plot(times, [row[name] for row in its], "o-", markersize=4, label=label)
-        used = [n for n, count in enumerate(one.latency) if count]
-        shown = range(used[0], used[-1] + 1)
-        spread.bar(
-            [edges[n] for n in shown],
-            [one.latency[n] for n in shown],
-            [(edges[n + 1] - edges[n]) for n in shown],
-            align="edge",
-            alpha=1 / len(answered) ** 0.5,
-            label=one.ingress.upper(),
-        )
-    over_time.set_ylim(bottom=0)
-    plots.durations(over_time.yaxis)
+            points = [(_at(row.window), row[name]) for row in its]
+            plots.by_window(over_time, points, _width(found), f"{one.ingress.upper()} {label}")
+        _histogram(spread, one.latency, one.ingress.upper(), f"C{n}", 1 / len(answered) ** 0.5)
+    lowest, highest = min(row.p50 for row in told), max(row.p99 for row in told)
+    if highest > _MOST_LINEAR * lowest:
+        over_time.set_yscale("log")
+    else:
+        over_time.set_ylim(bottom=0)
+    plots.durations(over_time.yaxis, log=highest > _MOST_LINEAR * lowest)
     plots.times(over_time, _at(found.windows[0].window), _at(found.windows[-1].window) + _width(found))
     plots.legend(over_time)
     spread.set_xscale("log")
@@ -232,6 +234,29 @@ def _latencies(found: Findings) -> Figure:
     plots.legend(spread)
     figure.tight_layout()
     return figure
+
+
+def _histogram(axes: Axes, counts: Sequence[int], label: str, colour: str, alpha: float) -> None:
+    """Draw the counts of latency buckets as bars; those of a bucket without a bound at one end are hatched."""
+    edges = [latency.BOUNDS[0] / 2**0.25, *latency.BOUNDS, latency.BOUNDS[-1] * 2**0.25]
+    for is_open in (False, True):
+        buckets = [n for n, count in enumerate(counts) if count and (n in _OPEN) == is_open]
+        if buckets:
+            heights, widths = [counts[n] for n in buckets], [edges[n + 1] - edges[n] for n in buckets]
+            bars = axes.bar([edges[n] for n in buckets], heights, widths, align="edge", color=colour, alpha=alpha)
+            if is_open:
+                for bar in bars:
+                    bar.set(fill=False, hatch="////", edgecolor=colour)
+            if not is_open or not any(counts[1:-1]):
+                bars.set_label(label)
+
+
+def _of_open_buckets(found: Findings) -> str:
+    """Return a sentence on the hatched bars of `_histogram`; empty if there are none."""
+    counts = [sum(row.latency[n] for row in found.ingresses) for n in _OPEN]
+    limits = (f"below {duration(latency.BOUNDS[0])}", f"of {duration(latency.BOUNDS[-1])} or more")
+    told = [f"{count} {limit}" for count, limit in zip(map(count, counts), limits, strict=True) if count != "0"]
+    return f"The hatched bars have all latencies beyond the buckets: {' and '.join(told)}." if told else ""
 
 
 def _width(found: Findings) -> datetime.timedelta:

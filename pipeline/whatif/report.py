@@ -11,7 +11,7 @@ from pipeline import plots
 from pipeline.about import About
 from pipeline.doubt import doubt
 from pipeline.formats import Number, count, interval, percent, size
-from pipeline.names import natural
+from pipeline.names import natural, shortened
 from pipeline.report import Grade, Report
 from pipeline.sampling import Estimate
 from pipeline.whatif.findings import Findings
@@ -183,10 +183,10 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     if over_fair.least.value > 1:
         share = interval(*found.published.heaviest_share())
         page.text(
-            f"One key alone exceeds every queue's fair share: {as_text(heaviest.key)}, slot {heaviest.slot}, with"
-            f" {heaviest.messages:,} messages, {share} of all. With any weights its queue gets at least"
-            f" {_times(over_fair.least)} times its fair share. A new queue or other weights only take other keys away"
-            " from that queue. To relieve it further, split the key in the publisher."
+            f"One key alone exceeds every queue's fair share: {shortened(as_text(heaviest.key))}, slot"
+            f" {heaviest.slot}, with {heaviest.messages:,} messages, {share} of all. With any weights its queue gets at"
+            f" least {_times(over_fair.least)} times its fair share. A new queue or other weights only take other keys"
+            " away from that queue. To relieve it further, split the key in the publisher."
         )
 
 

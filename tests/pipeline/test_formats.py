@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.formats import Number, count, duration, estimate, interval, moment, p_value, percent, size
+from pipeline.formats import Number, about, count, duration, estimate, interval, moment, p_value, percent, size
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,11 @@ def test_an_interval_is_told_where_there_is_one() -> None:
 
 def test_a_moment_is_in_utc() -> None:
     assert moment(1_795_194_000_999_999) == "2026-11-20 17:00:00"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.0, "0"), (3.0, "3"), (57.02, "57"), (999.6, "1,000"), (19_490, "19,500")]
+)
+def test_an_estimated_count_is_whole(value: float, expected: str) -> None:
+    assert about(value) == expected
+    assert isinstance(about(value), Number)

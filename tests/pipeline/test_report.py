@@ -1,8 +1,12 @@
 """The frame of every report: its head, its tables and its plots."""
 
+import html
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.dates import date2num
 from matplotlib.figure import Figure
@@ -53,6 +57,16 @@ def test_a_table_scrolls_by_itself_and_sets_numbers_to_the_right() -> None:
     assert '<td>b</td><td class="number">19,500</td><td class="number">-</td><td>none</td>' in text
 
 
+def test_a_key_of_some_kilobytes_is_cut_and_is_all_there_when_it_is_opened() -> None:
+    made, key = page(), "<k>" * 1400
+    made.table(["key", "queue"], [(key, "orders.1"), ("k" * 100, "orders.2")])
+    text = made.html()
+    (summary,) = re.findall(r"<summary>(.*?)</summary>", text)
+    assert html.unescape(summary) == f"{'<k>' * 8}…{'k><' * 7}k> (4,200 characters)"
+    assert f"</summary>{html.escape(key)}</details></td>" in text
+    assert f'<td class="long">{"k" * 100}</td>' in text, "what fits into two lines is shown"
+
+
 def test_a_plot_takes_the_page_s_colours() -> None:
     figure, axes = plots.new(2)
     axes.barh([0, 1], [1, 2])
@@ -71,12 +85,71 @@ def test_a_plot_takes_the_page_s_colours() -> None:
 def test_the_axis_of_one_window_is_as_long_as_the_window() -> None:
     figure, axes = plots.new(2)
     until = HOUR + timedelta(minutes=5)
-    axes.plot([HOUR + timedelta(minutes=2.5)], [1], "o")  # type: ignore[arg-type]
+    plots.by_window(axes, [(HOUR, 1)], timedelta(minutes=5), "one")
     plots.times(axes, HOUR, until)
     figure.canvas.draw()
     assert axes.get_xlim() == (date2num(HOUR), date2num(until))  # type: ignore[no-untyped-call]
     shown = [label.get_text() for label in axes.get_xticklabels()]
-    assert shown[1:-1] == ["17:01", "17:02", "17:03", "17:04"]
+    assert shown == ["17:00\n21 Nov", "17:01", "17:02", "17:03", "17:04", "17:05"]
+    assert axes.get_xlabel() == "UTC, 2026"
+
+
+FORMS = ("%H:%M:%S", "%H:%M", "%d %b", "%b")
+
+
+@pytest.mark.parametrize("start", [HOUR, datetime(2026, 12, 28, 23, 59, 13, tzinfo=UTC)], ids=["November", "New Year"])
+@pytest.mark.parametrize(
+    "span",
+    [
+        timedelta(**{unit: n})
+        for unit, n in (
+            ("seconds", 20),
+            ("minutes", 1),
+            ("minutes", 7),
+            ("minutes", 55),
+            ("hours", 3),
+            ("hours", 19),
+            ("hours", 25),
+            ("days", 3),
+            ("days", 11),
+            ("days", 33),
+            ("days", 75),
+            ("days", 300),
+            ("days", 3000),
+            ("days", 40_000),
+        )
+    ],
+    ids=str,
+)
+def test_labels_of_times_stand_apart_and_are_true(start: datetime, span: timedelta) -> None:
+    figure = Figure(figsize=(plots.WIDTH, 3.2))
+    narrow, wide = figure.subplots(1, 2, width_ratios=(1, 3))
+    for axes in (narrow, wide):
+        plots.times(axes, start, start + span)
+    figure.tight_layout()
+    figure.canvas.draw()
+    for axes in (narrow, wide):
+        labels = axes.get_xticklabels()
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(one.x1 + 3 < other.x0 for one, other in pairwise(boxes))
+        assert len(labels) >= (1 if axes is narrow else 3)
+        for label, tick in zip(labels, axes.get_xticks(), strict=True):
+            at = datetime.fromtimestamp(round(float(tick) * 86_400), UTC)
+            first, _, below = label.get_text().partition("\n")
+            assert first in [f"{at:{form}}".removeprefix("0" if "%d" in form else "") for form in FORMS]
+            assert below in ("", f"{at.day} {at:%b}", f"{at:%Y}")
+        assert not axes.get_xaxis().get_offset_text().get_text()
+
+
+def test_a_line_ends_where_windows_have_no_figure() -> None:
+    _, axes = plots.new(2)
+    day = timedelta(days=1)
+    plots.by_window(axes, [(HOUR + n * day, n) for n in (0, 1, 5, 6, 9)], day, "p99")
+    (line,) = axes.lines
+    values: Any = line.get_ydata()
+    assert [None if np.isnan(value) else value for value in values] == [0, 1, None, 5, 6, None, 9]
+    middles: Any = line.get_xdata()
+    assert list(middles) == [HOUR + (n + 0.5) * day for n in (0, 1, 2, 5, 6, 7, 9)]
 
 
 def test_a_legend_is_as_wide_as_its_axes() -> None:

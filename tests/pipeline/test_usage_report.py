@@ -14,7 +14,9 @@ from pyspark.sql import Row, SparkSession
 from pipeline import gaps
 from pipeline.journal import read_records
 from pipeline.period import Period
-from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, find, wider
+from pipeline.schema import OUTCOMES
+from pipeline.usage import latency
+from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, Findings, find, wider
 from pipeline.usage.report import _timeline, report
 from pipeline.usage.windows import usage
 from tests.pipeline.records import START, published, ring_of, write_journal
@@ -128,6 +130,63 @@ def test_what_cannot_be_told_is_not_told(spark: SparkSession, tmp_path: Path) ->
     note = "some of them may have been dropped before that time"
     assert note not in page
     assert note in report(found, {}, Period(datetime(2026, 11, 21, 17, tzinfo=UTC))).html()
+
+
+def figures(**figures: object) -> Row:
+    """A row of figures as `find` collects them; those that are not given are of nothing."""
+    none: dict[str, object] = {
+        name: 0.0
+        for of in ("messages", "bytes")
+        for name in (f"{of}_scaled", f"{of}_low", f"{of}_high", f"{of}_groups")
+    }
+    none |= {"sample": 1.0, "keys": None, "p50": None, "p99": None, "latency": [0] * latency.BUCKETS, "with_key": 0}
+    return Row(**none | dict.fromkeys(OUTCOMES, 0) | figures)
+
+
+def findings(p50: int, p99: int, buckets: dict[int, int], keys: float) -> Findings:
+    """One destination, in three windows that follow each other, and one two days later."""
+    counts = [buckets.get(n, 0) for n in range(latency.BUCKETS)]
+    whole = figures(messages=12, messages_scaled=12.0, minutes=60, p50=p50, p99=p99)
+    hours = [START + n * 3_600_000_000 for n in (0, 1, 2, 50)]
+    return Findings(
+        whole,
+        [figures(ingress="amqp", messages=12, messages_scaled=12.0, p50=p50, p99=p99, latency=counts)],
+        [figures(**whole.asDict() | PLACE | {"keys": keys, "keys_scaled": keys})],
+        {},
+        60,
+        [figures(window=hour, ingress="amqp", p50=p50, p99=p99) for hour in hours],
+        [Row(window=hour, line=0, messages_scaled=3.0) for hour in hours],
+        [],
+        gaps.Missing(0, 0),
+    )
+
+
+PLACE = {"vhost": "/", "exchange": "orders", "kind": "queue", "destination": "orders.1"}
+
+
+@pytest.mark.parametrize(("p50", "p99", "is_log"), [(512, 81_000, True), (512, 4096, False)])
+def test_a_median_far_below_the_99_percent_is_no_flat_line(p50: int, p99: int, is_log: bool) -> None:
+    page = report(findings(p50, p99, {22: 12}, 3.0), {}).html()
+    assert ("<!-- 10 ms -->" in page) == is_log, "an axis by tens"
+    assert ("<!-- 0 µs -->" in page) != is_log
+
+
+def test_a_latency_below_all_buckets_is_not_shown_between_bounds_that_it_does_not_have() -> None:
+    hatched, sentence = "<pattern ", "The hatched bars have all latencies beyond the buckets: "
+    page = report(findings(512, 4096, {0: 7, 22: 12}, 3.0), {}).html()
+    assert hatched in page
+    assert f"{sentence}7 below 16 µs." in page
+    page = report(findings(512, 4096, {0: 7, latency.BUCKETS - 1: 1200}, 3.0), {}).html()
+    assert f"{sentence}7 below 16 µs and 1,200 of 134 s or more." in page
+    page = report(findings(512, 4096, {1: 7, 22: 12}, 3.0), {}).html()
+    assert hatched not in page
+    assert sentence not in page
+
+
+@pytest.mark.parametrize(("keys", "told"), [(3.0, "3"), (57.02, "57"), (12_345.6, "12,300")])
+def test_a_number_of_keys_is_whole(keys: float, told: str) -> None:
+    page = report(findings(512, 4096, {22: 12}, keys), {}).html()
+    assert f'<td class="number">{told}</td>' in page
 
 
 @pytest.mark.parametrize(
