@@ -3,9 +3,9 @@
     spark.dataSource.register(JournalSource)
     spark.readStream.format("ringproxy-journal").options(amqp_url="amqp://...", queue="journal").load()
 
-Options: `amqp_url`, `queue`; for streams also `starting` (`first`, `next` or an offset: where a query without a
-checkpoint starts), `max_messages` (of the queue, for each trigger) and `lossy` (`true`: what the queue's retention has
-removed before it was read is left out; else it ends the query).
+Options: `amqp_url`, `queue`, `starting` (`first`, an offset, or for streams `next`: where a table, or a query without a
+checkpoint, starts), `lossy` (`true`: what the queue's retention has removed before it was read is left out; else it
+ends the query), and for streams `max_messages` (of the queue, for each trigger).
 
 A batch is a range of offsets, kept in the checkpoint as {"next": n}: read again it is the same. The journal itself may
 hold a record twice, under one `event`, where a sidecar was in doubt: `dropDuplicates("event")`, within a watermark.
@@ -74,6 +74,20 @@ class Options:
             raise PipelineError(f"{NAME}: lossy: {lossy!r} is not true or false")
         return cls(StreamQueue(given["amqp_url"], given["queue"]), starting, int(most), lossy == "true")
 
+    def start(self) -> int:
+        """Return the offset that `starting` names."""
+        match self.starting:
+            case "first":
+                return self.queue.first() or 0
+            case "next":
+                return self.queue.end()
+            case offset:
+                return int(offset)
+
+    def oldest(self, start: int) -> int:
+        """Return the first offset to read: `start`, or with `lossy` the oldest message where that comes later."""
+        return max(start, self.queue.first() or 0) if self.lossy else start
+
 
 class JournalSource(DataSource):
     """The Data Source `ringproxy-journal`, which a Spark session must register before use."""
@@ -110,11 +124,19 @@ class JournalReader(DataSourceReader):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         """Take Spark's options. Raises PipelineError for a wrong one."""
         self._options = Options.of(options)
+        if self._options.starting == "next":
+            raise PipelineError(
+                f"{NAME}: starting: 'next' is for spark.readStream: a table that began there would be empty;"
+                " give first or an offset"
+            )
 
     def partitions(self) -> Sequence[Range]:
-        """Return a range for each task, from the oldest message to the newest."""
-        queue = self._options.queue
-        return [Range(*of_task) for of_task in ranges(queue.first() or 0, queue.end())]
+        """Return a range for each task, from the message at `starting` to the newest."""
+        queue, start = self._options.queue, self._options.start()
+        end = queue.end()
+        if start > end:
+            raise PipelineError(f"{NAME}: starting: {start} is beyond the end of {queue}, which is offset {end}")
+        return [Range(*of_task) for of_task in ranges(self._options.oldest(start), end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range, an Arrow batch for each message."""
@@ -132,13 +154,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return the offset at which a query without a checkpoint starts."""
-        match self._options.starting:
-            case "first":
-                return {"next": self._options.queue.first() or 0}
-            case "next":
-                return {"next": self._options.queue.end()}
-            case offset:
-                return {"next": int(offset)}
+        return {"next": self._options.start()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a batch; what Spark calls rows are the queue's messages here."""
@@ -156,16 +172,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._last is not None:
                 self._last = end
         if isinstance(limit, ReadMaxRows):
-            end = min(end, self._oldest(begin) + limit.max_rows)
+            end = min(end, self._options.oldest(begin) + limit.max_rows)
         return {"next": end}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Range]:
         """Return a range of the batch's offsets for each task."""
-        return [Range(*of_task) for of_task in ranges(self._oldest(start["next"]), end["next"])]
-
-    def _oldest(self, start: int) -> int:
-        """Return the first offset to read: `start`, or with `lossy` the oldest message where that comes later."""
-        return max(start, self._options.queue.first() or 0) if self._options.lossy else start
+        return [Range(*of_task) for of_task in ranges(self._options.oldest(start["next"]), end["next"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range, an Arrow batch for each message."""
