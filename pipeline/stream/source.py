@@ -136,7 +136,8 @@ class JournalReader(DataSourceReader):
         end = queue.end()
         if start > end:
             raise PipelineError(f"{NAME}: starting: {start} is beyond the end of {queue}, which is offset {end}")
-        return [Range(*of_task) for of_task in ranges(self._options.oldest(start), end)]
+        # One that is empty, where there is nothing to read: Spark has a partition in any case.
+        return [Range(*of_task) for of_task in ranges(self._options.oldest(start), end)] or [Range(end, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range, an Arrow batch for each message."""
@@ -187,6 +188,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the records of a task, one Arrow batch for each message that has records."""
     assert isinstance(partition, Range)
+    if partition.start == partition.end:
+        return
     for message in options.queue.messages(partition.start, partition.end, lossy=options.lossy):
         try:
             batch = records(message, options.queue)
