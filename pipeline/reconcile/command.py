@@ -4,6 +4,8 @@ The exit status is 0 if no message is lost or in the wrong queue, 1 if one is, a
 """
 
 import argparse
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,10 +16,11 @@ from pyspark.sql.types import StringType
 from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
-from pipeline.reconcile.messages import FLAWS, copies, judged, published, sharing, summary
+from pipeline.reconcile.messages import FLAWS, judged, seen_in, summary, together
 from pipeline.reconcile.order import chunks, late
 from pipeline.reconcile.report import report
 from pipeline.reconcile.verdict import is_against, verdict
+from pipeline.rings import RingSpec
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 
@@ -30,6 +33,12 @@ _AROUND = timedelta(hours=1)
 A record's time is when its outcome was known, so a message that was seen before --from may have its record after it,
 and likewise for --until. A copy that was seen more than this before the first judged record is a copy of no record.
 """
+
+_READ = (
+    *("message_id", "proxy", "seq", "time", "file", "ring", "vhost", "exchange", "sample"),
+    *("key", "kind", "destination", "outcome", "latency"),
+)
+"""The columns of records that the job reads."""
 
 _HASHED_KEY = 16
 """The length in bytes of a key in a journal with `journal_key = hash`."""
@@ -86,7 +95,9 @@ class _Journal:
     until: int
     """Microseconds since 1970 up to which no record can be missing, by any consumer's clock; 0 for not known."""
     queues: frozenset[str]
-    """The destinations of the rings that the judged records name."""
+    """The queues of the rings that the exchange's records name, in the period and in the hour before and after it."""
+    rings: Mapping[str, RingSpec]
+    """All rings of the journal by fingerprint, of whatever time and exchange they are."""
     times: tuple[int, int]
     """The times of the first and the last judged record, in microseconds since 1970."""
 
@@ -94,23 +105,27 @@ class _Journal:
 def run(options: argparse.Namespace) -> int:
     """Write the tables, the verdict and the report; return 1 if a message is lost or misplaced, else 0."""
     within = period.period_of(options)
-    with spark_session("reconcile") as spark:
+    with spark_session("reconcile") as spark, ExitStack() as stack:
+
+        def kept(rows: DataFrame) -> DataFrame:
+            stack.callback(rows.persist().unpersist)
+            return rows
+
         out = Folder(spark, options.out)
-        everything = read_records(spark, options.journal, within)
+        # Read and parsed once, for all that follows. A bad file or field of any of it ends the job here, with nothing
+        # written or removed.
+        records = kept(read_records(spark, options.journal, within.wider(_AROUND)).select(*_READ))
         ours = F.col("vhost") == options.vhost
         if options.exchange is not None:
             ours &= F.col("exchange") == options.exchange
-        journal = _journal(everything, ours, options, within)
+        journal = _journal(records, ours, options, within)
         rows, unnamed = _seen(spark, options)
         since = journal.times[0] - _AROUND // timedelta(microseconds=1)
-        records, of_seen = everything.where(ours), copies(rows, journal.queues, since).persist()
-        placed = chunks(records, of_seen).persist()
-        elsewhere = _elsewhere(everything, ours, options.journal, within, journal.queues)
-        messages = judged(published(records), of_seen, late(placed), elsewhere, within, journal.until)
+        parts = kept(together(records, ours & within.holds(F.col("time")), rows, since))
+        queues = journal.queues | _queues_of_other_times(spark, parts, ours, options, within, journal)
+        messages = judged(parts, late(chunks(parts)), queues, within, journal.until)
         out.remove_verdict()
         by_queue, worst = _write(messages, out)
-        for cached in (of_seen, placed, elsewhere):
-            cached.unpersist()
         names = ("messages", "repeated", "anywhere", "confirmed", "seen", "copies", "copies_before", "copies_elsewhere")
         counts = {name: sum(row[name] for row in by_queue) for name in (*names, "lost_elsewhere", *FLAWS)}
         found = {
@@ -140,19 +155,29 @@ def run(options: argparse.Namespace) -> int:
     return int(is_against(told))
 
 
-def _elsewhere(
-    everything: DataFrame, ours: Column, journal: str, within: period.Period, queues: frozenset[str]
-) -> DataFrame:
-    """Return `sharing` of the records that are not judged.
+def _queues_of_other_times(
+    spark: SparkSession,
+    parts: DataFrame,
+    ours: Column,
+    options: argparse.Namespace,
+    within: period.Period,
+    journal: _Journal,
+) -> frozenset[str]:
+    """Return the queues that the exchange's rings have only at other times, if a judged message was seen in one.
 
-    These are of other exchanges, or of the judged ones in the hour before or after the period.
+    Such a message was moved to a queue that was bound later, or no longer. It is in the wrong queue and not lost. Which
+    exchange a ring is of, only records say, so those of other times are read, but only where they can matter.
     """
-    if not within.is_limited:
-        return sharing(everything.where(~ours), queues)
-    around = read_records(everything.sparkSession, journal, within.wider(_AROUND))
-    found = sharing(around.where(~(ours & within.holds(F.col("time")))), queues).persist()
-    found.count()  # A bad file of those hours ends the job here, with nothing written or removed.
-    return found
+    others = _queues(journal.rings.values()) - journal.queues
+    if not within.is_limited or not others or not seen_in(parts, others):
+        return frozenset()
+    named = read_records(spark, options.journal).where(ours).select("ring").distinct().collect()
+    return _queues(journal.rings[row.ring] for row in named if row.ring in journal.rings)
+
+
+def _queues(rings: Iterable[RingSpec]) -> frozenset[str]:
+    """Return the names of the queues among the destinations of rings."""
+    return frozenset(d.name for ring in rings for d in ring.weights if d.kind == "queue")
 
 
 def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
@@ -168,30 +193,18 @@ def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
     return by_queue, examples.limit(_MOST_TOLD).collect()
 
 
-def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, within: period.Period) -> _Journal:
-    """Return the facts that a journal tells of its completeness.
+def _journal(records: DataFrame, ours: Column, options: argparse.Namespace, within: period.Period) -> _Journal:
+    """Return the facts that a journal tells of its completeness, from records of the period and the hour around it.
 
     Gaps and samples are those of all records, since a sidecar's numbers and sample span all exchanges. Raises
     PipelineError if nothing can be judged, or a ring that records name is missing.
     """
-    with gaps.found(options.journal, everything, within) as rows:
+    inside = within.holds(F.col("time"))
+    with gaps.found(options.journal, records.where(inside), within) as rows:
         missing = gaps.counted(rows)
-    plain = F.octet_length("key") != _HASHED_KEY
-    by_ring = everything.groupBy("ring", "vhost", "exchange").agg(
-        F.count("*").alias("all"),
-        F.count_if(ours).alias("records"),
-        F.min("sample").alias("sample"),
-        F.min(F.when(ours, F.col("time"))).alias("since"),
-        F.max(F.when(ours, F.col("time"))).alias("last"),
-        F.count_if(ours & F.col("message_id").isNull()).alias("without_id"),
-        F.count_if(ours & F.col("key").isNull()).alias("without_key"),
-        F.count_if(F.col("message_id").isNull()).alias("nameless"),
-        F.count_if(F.col("message_id").isNotNull() | plain).alias("clear"),
-        # A bad field of those that only later steps look at ends the job here, with nothing written or removed.
-        *(F.count(name).alias(f"_{name}") for name in ("exchange", "kind", "latency", "outcome")),
-    )
-    told = by_ring.orderBy("ring", "vhost", "exchange").collect()
-    known = read_rings(everything.sparkSession, options.journal)
+    every = _facts(records, ours, inside)
+    told = [row for row in every if row["all"]]
+    known = read_rings(records.sparkSession, options.journal)
     where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
     where += f" {within}" if within.is_limited else ""
     if not any(row.records for row in told):
@@ -217,21 +230,46 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
     sample = min(row.sample for row in told)
     # What was published before --from, or the oldest kept record, has no record here either.
     is_whole = within.since is None and missing == gaps.Missing(0, 0) and sample == 1 and not hidden
-    until = _until(everything) if is_whole else 0
-    queues = {d.name for row in told if row.records for d in known[row.ring].weights if d.kind == "queue"}
+    until = _until(told) if is_whole else 0
+    queues = _queues(known[row.ring] for row in every if row.is_ours and row.ring in known)
     times = min(row.since for row in told if row.records), max(row["last"] for row in told if row.records)
-    return _Journal(missing, sample, without_id, without_key, until, frozenset(queues), times)
+    return _Journal(missing, sample, without_id, without_key, until, queues, known, times)
 
 
-def _until(everything: DataFrame) -> int:
-    """Return the time, in microseconds since 1970, up to which no sidecar can lack records.
+def _facts(records: DataFrame, ours: Column, inside: Column) -> list[Row]:
+    """Return a row for each sidecar, ring and exchange, with the counts and times that `_journal` needs.
+
+    Records that are not `inside` the period count only in whether the row `is_ours`.
+    """
+    is_judged, plain = ours & inside, F.octet_length("key") != _HASHED_KEY
+    is_nameless = F.col("message_id").isNull()
+    by_ring = records.groupBy("proxy", "ring", "vhost", "exchange").agg(
+        F.bool_or(ours).alias("is_ours"),
+        F.count_if(inside).alias("all"),
+        F.count_if(is_judged).alias("records"),
+        F.min(F.when(inside, F.col("sample"))).alias("sample"),
+        F.max(F.when(inside, F.col("time"))).alias("time"),
+        F.max(F.when(inside, F.col("latency"))).alias("latency"),
+        F.min(F.when(is_judged, F.col("time"))).alias("since"),
+        F.max(F.when(is_judged, F.col("time"))).alias("last"),
+        F.count_if(is_judged & is_nameless).alias("without_id"),
+        F.count_if(is_judged & F.col("key").isNull()).alias("without_key"),
+        F.count_if(inside & is_nameless).alias("nameless"),
+        F.count_if(inside & (~is_nameless | plain)).alias("clear"),
+    )
+    return by_ring.orderBy("ring", "vhost", "exchange", "proxy").collect()
+
+
+def _until(told: Iterable[Row]) -> int:
+    """Return the time, in microseconds since 1970, up to which no sidecar can lack records, from `_facts`.
 
     The last records of a sidecar that was killed are missing without a gap: those of publishes that were under way
     at its last record, or began later.
     """
-    by_proxy = everything.groupBy("proxy").agg(F.max("time").alias("time"), F.max("latency").alias("latency"))
-    told = by_proxy.agg(F.min("time").alias("time"), F.max("latency").alias("latency")).collect()[0]
-    return max(0, int(told.time) - int(told.latency or 0) - CLOCKS)
+    last: dict[str, int] = {}
+    for row in told:
+        last[row.proxy] = max(last.get(row.proxy, 0), row.time)
+    return max(0, min(last.values()) - max(row.latency or 0 for row in told) - CLOCKS)
 
 
 def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, int]:

@@ -9,23 +9,38 @@ ORDERED = ("proxy", "exchange", "key", "queue")
 The sidecar (`proxy`) is one of them, since nothing tells in which order two sidecars published.
 """
 
+_TRACKED = 50
+"""Keys that are counted at a time to find the hot ones, for each task of a shuffle: far more than can be hot."""
 
-def chunks(records: DataFrame, of_seen: DataFrame) -> DataFrame:
-    """Return the messages that have an order, cut into chunks of about equal size, however hot a key is.
 
-    Columns: those of ORDERED, `message_id`, `position` (of the first copy in the queue), `published_at` and `told_at`
-    (microseconds, by the proxy's clock: of the earliest publish and the last confirm), and `chunk`. Of messages that
-    share the columns of ORDERED, those in a later chunk have later positions. The caller must persist the frame, since
-    a message may be in another chunk when the frame is computed again.
+def chunks(parts: DataFrame) -> DataFrame:
+    """Return the messages of `together` that have an order, and a hot key's cut into chunks of about equal size.
+
+    Columns: those of ORDERED, `message_id`, `position` (of the first copy in the queue), `published_at` and `told_at`,
+    `is_hot`, whether its key has more messages than a task should get, and `chunk`, 0 for other keys. Of messages that
+    share the columns of ORDERED, those in a later chunk have later positions, and equal positions are in one chunk. A
+    chunk has no more messages than an equal share for each task of a shuffle, but for those at one position.
     """
-    confirmed = records.where((F.col("outcome") == "confirmed") & (F.col("kind") == "queue"))
-    confirmed = confirmed.where(F.col("key").isNotNull() & F.col("message_id").isNotNull())
-    grouped = confirmed.groupBy("message_id", "proxy", "exchange", "key", F.col("destination").alias("queue"))
-    told = grouped.agg(F.max("time").alias("told_at"), F.min(F.col("time") - F.col("latency")).alias("published_at"))
-    positions = of_seen.select("message_id", "queue", "position").where("position is not null")
-    placed = told.join(positions, ["message_id", "queue"])
-    # Ranges, of which a hot key takes several: equal positions are in one.
-    return placed.repartitionByRange(*ORDERED, "position").withColumn("chunk", F.spark_partition_id())
+    tasks = max(2, int(parts.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0))
+    placed = parts.where("told_at is not null and first_position is not null").select(
+        "message_id",
+        *ORDERED,
+        "published_at",
+        "told_at",
+        F.col("first_position").alias("position"),
+        # Keys that share a hash are cut together, which changes nothing else.
+        F.xxhash64(*ORDERED).alias("_key"),
+    )
+    [(count, ends, hottest)] = placed.agg(
+        F.count("*"),
+        F.percentile_approx("position", [n / tasks for n in range(1, tasks)]),
+        F.expr(f"approx_top_k(_key, {tasks}, {_TRACKED * tasks})"),
+    ).collect()
+    hot = [key for key, messages in hottest or [] if messages * tasks > count]
+    is_hot = F.col("_key").isin(hot)
+    passed = F.size(F.filter(F.array(*map(F.lit, ends or [])), lambda end: end < F.col("position")))
+    chunk = F.when(is_hot, passed).otherwise(0)
+    return placed.select("*", is_hot.alias("is_hot"), chunk.alias("chunk")).drop("_key")
 
 
 def late(placed: DataFrame) -> DataFrame:
@@ -35,11 +50,10 @@ def late(placed: DataFrame) -> DataFrame:
     first copy counts; those seen at the same position, or without a key, have no order.
     """
     before = Window.partitionBy(*ORDERED, "chunk").orderBy("position").rangeBetween(Window.unboundedPreceding, -1)
-    # One row for each chunk of a key: few, of however many messages.
-    of_chunk = placed.groupBy(*ORDERED, "chunk").agg(F.max("published_at").alias("published_at"))
+    # One row for each chunk of a hot key: few, of however many messages.
+    of_chunk = placed.where("is_hot").groupBy(*ORDERED, "chunk").agg(F.max("published_at").alias("published_at"))
     earlier = Window.partitionBy(*ORDERED).orderBy("chunk").rowsBetween(Window.unboundedPreceding, -1)
     carried = of_chunk.select(*ORDERED, "chunk", F.max("published_at").over(earlier).alias("carried"))
-    # No more than there are chunks: only the first key of a chunk goes on from the one before.
     carried = F.broadcast(carried.where("carried is not null"))
     youngest = placed.withColumn("youngest", F.max("published_at").over(before))
     joined = youngest.join(carried, [*ORDERED, "chunk"], "left")

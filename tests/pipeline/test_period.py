@@ -260,3 +260,39 @@ def test_yesterday_is_reconciled_while_the_journal_goes_on(spark: SparkSession, 
     }
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "What consumers saw at other times counts if it has such a" in page
+
+
+@pytest.mark.parametrize(
+    ("limits", "blue_green"),
+    [
+        (("--until", "2026-11-21T18"), False),
+        pytest.param(("--until", "2026-11-21T18"), True, marks=pytest.mark.long),
+        pytest.param(("--from", "2026-11-21T21"), True, marks=pytest.mark.long),
+        pytest.param((), False, marks=pytest.mark.long),
+    ],
+)
+def test_a_message_seen_in_a_queue_that_was_bound_at_another_time_is_in_the_wrong_queue(
+    spark: SparkSession, tmp_path: Path, limits: tuple[str, ...], blue_green: bool
+) -> None:
+    """The ring changes at 20:00, when one queue is bound, or all are others: hours after, or before, the period."""
+    later = ring_of({"green.1": 1, "green.2": 1} if blue_green else {"orders.1": 1, "orders.2": 1, "green.1": 1})
+    old = published(RING, KEYS[:9])
+    new = published(later, KEYS[:9], first=10, start=START + 4 * 60 * MINUTE)
+    # Another exchange's message with the same id: in a queue that the first one's rings never have.
+    invoices = ring_of({"invoices.1": 1})
+    other = published(invoices, KEYS[:1], exchange="invoices", proxy="b" * 16, start=START + 5 * 60 * MINUTE)
+    judged, away = (new, "orders.2") if "--from" in limits else (old, "green.1")
+    (moved, lost), rest = judged[:2], [*judged[2:], *(new if judged is old else old)]
+    other[0]["message_id"] = lost["message_id"]
+    write_journal(tmp_path / "journal", [*old, *new, *other], [RING, later, invoices])
+    seen = [(r["message_id"], r["destination"], r["time"] + MINUTE) for r in [*rest, *other]]
+    seen.append((moved["message_id"], away, moved["time"] + 300 * MINUTE))
+    table = str(tmp_path / "seen.parquet")
+    spark.createDataFrame(seen, "message_id string, queue string, time long").write.parquet(table)
+    of = ("--journal", str(tmp_path / "journal"), "--vhost", "/", "--exchange", "orders", "--seen", table)
+    assert main(["reconcile", *of, "--out", str(tmp_path / "out"), *limits]) == 1
+    rows = {row.message_id: row for row in spark.read.parquet(str(tmp_path / "out" / "messages")).collect()}
+    assert (rows[moved["message_id"]].wrong_queue, rows[moved["message_id"]].lost) == (True, 0)
+    assert (rows[lost["message_id"]].lost, rows[lost["message_id"]].copies_elsewhere) == (1, 1)
+    told = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert (told["wrong_queue"], told["lost"], told["lost_elsewhere"]) == (1, 1, 1)

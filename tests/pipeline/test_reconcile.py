@@ -17,6 +17,7 @@ from pipeline.__main__ import main
 from pipeline.reconcile.messages import FLAWS
 from tests.pipeline.records import START, Record, published, ring_of, truncated, write_journal
 from tests.pipeline.reference import names, rows, section
+from tests.pipeline.work import moved, padded, read_so_far
 
 RING = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 KEYS = [f"customer-{n % 7}".encode() for n in range(60)]
@@ -443,3 +444,26 @@ def test_bad_input(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFi
     assert "bad.csv: column 'time': 'noon' is not a time" in refused("bad.csv")
     assert "no.csv: no such file" in refused("no.csv")
     assert "no record of virtual host '/', exchange 'x'" in refused("good.csv", "--exchange", "x")
+
+
+@pytest.mark.parametrize("limits", [(), pytest.param(("--until", "2026-11-21T17:20"), marks=pytest.mark.long)], ids=str)
+def test_the_journal_is_read_once_and_each_record_moved_twice(
+    spark: SparkSession, tmp_path: Path, limits: tuple[str, ...]
+) -> None:
+    """Records move to what was seen of their message, and then to those of their key; what was seen moves once."""
+    count = 3000
+    records = published(RING, [b"customer-%d" % (n % 60) for n in range(count)], every=1_000_000)
+    (file,) = write_journal(tmp_path / "journal", records, [RING])
+    file.unlink()
+    padded(plain := file.with_suffix(""), records)
+    rows = spark.createDataFrame(seen_of(records), "message_id string, queue string, time long")
+    rows.coalesce(1).write.parquet(str(tmp_path / "seen.parquet"))
+    before = read_so_far(spark)
+    spark.sparkContext.setJobGroup(group := str(tmp_path), "reconcile")
+    assert run(tmp_path, "--exchange", "orders", "--seen", str(tmp_path / "seen.parquet"), *limits) == 0
+    spark.sparkContext.setJobGroup("other", "what follows")
+    assert 1 <= (read_so_far(spark) - before) / plain.stat().st_size < 1.2
+    judged = json.loads((tmp_path / "out" / "verdict.json").read_text())["confirmed"]
+    assert judged == (1200 if limits else count)
+    # Beside these few rows of sums move.
+    assert 0 <= moved(spark, group) - (count + count + judged) < count / 4

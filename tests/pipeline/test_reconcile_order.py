@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from pipeline.reconcile.messages import together
 from pipeline.reconcile.order import ORDERED, chunks, late
 
 HOT, ALL = 12_000, 14_000
@@ -93,13 +94,16 @@ def test_the_order_of_a_hot_key_is_not_one_tasks_sort(twelve_tasks: SparkSession
         messages, f"{columns}, time long, latency long, outcome string, vhost string"
     )
     seen = [(message, queue, positions[message]) for message, _, _, queue, *_ in messages]
-    of_seen = twelve_tasks.createDataFrame(seen, "message_id string, queue string, position long")
+    of_seen = twelve_tasks.createDataFrame(seen, "message_id string, queue string, position long").selectExpr(
+        "*", "position AS seen_at"
+    )
     twelve_tasks.sparkContext.setJobGroup("order", "the order of a hot key")
-    placed = chunks(records, of_seen).persist()
+    parts = together(records, F.lit(True), of_seen, 0).persist()
+    placed = chunks(parts)
     found = {row.message_id for row in late(placed).collect()}
     twelve_tasks.sparkContext.setJobGroup("after", "what it is compared with")
     of_hot = placed.where(F.col("key") == F.lit(b"hot")).groupBy(*ORDERED, "chunk").count().collect()
-    placed.unpersist()
+    parts.unpersist()
     assert found == expected
     assert len(of_hot) > 1, "the hot key is in several chunks"
     assert 0 < most_read(twelve_tasks, "order") < HOT / 2

@@ -6,13 +6,14 @@ import re
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import DataType, StructType, _parse_datatype_string
 
 from pipeline import gaps
 from pipeline.__main__ import JOBS
 from pipeline.period import ALWAYS
 from pipeline.publish.options import CONNECTION, OWN
-from pipeline.reconcile.messages import copies, judged, published, sharing, summary
+from pipeline.reconcile.messages import judged, summary, together
 from pipeline.reconcile.order import chunks, late
 from pipeline.schema import RECORD
 from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS
@@ -76,9 +77,8 @@ def of_moved(spark: SparkSession) -> StructType:
 
 def of_messages(spark: SparkSession) -> DataFrame:
     seen = spark.createDataFrame([], "message_id string, queue string, position long, seen_at long")
-    of_seen, read = copies(seen, ["a"], 0), records(spark)
-    are_late = late(chunks(read, of_seen))
-    return judged(published(read), of_seen, are_late, sharing(read, ["a"]), ALWAYS, 0)
+    parts = together(records(spark), F.lit(True), seen, 0)
+    return judged(parts, late(chunks(parts)), ["a"], ALWAYS, 0)
 
 
 def columns(schema: StructType | DataType) -> dict[str, str]:
