@@ -1,6 +1,5 @@
 """A key's slot, and a slot's owner, as Spark columns: `ring`'s own hash and table over Arrow's batches."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -46,25 +45,6 @@ def destination_of_slot(spark: SparkSession, ring: Ring, slot: Column) -> Column
         return pa.StructArray.from_arrays([kinds, names], ["kind", "name"], mask=pc.is_null(slots))
 
     column: Column = _udf(owners, _DESTINATION)(slot)
-    return column
-
-
-def owner_of_slot(spark: SparkSession, rings: Mapping[str, Ring], ring: Column, slot: Column) -> Column:
-    """Return the owner of a slot by the ring whose fingerprint is in the column `ring`.
-
-    It is a struct of `kind` and `name`, null where `rings` has no such fingerprint.
-    """
-    shared = spark.sparkContext.broadcast({name: (one.owner_index, one.destinations) for name, one in rings.items()})
-
-    def owners(fingerprints: pa.Array, slots: pa.Array) -> pa.Array:
-        kinds = names = pa.nulls(len(slots), pa.string())
-        for fingerprint in pc.unique(fingerprints):
-            if (table := shared.value.get(fingerprint.as_py())) is not None:
-                its, (its_kinds, its_names) = pc.equal(fingerprints, fingerprint), _owners(*table, slots)
-                kinds, names = pc.if_else(its, its_kinds, kinds), pc.if_else(its, its_names, names)
-        return pa.StructArray.from_arrays([kinds, names], ["kind", "name"], mask=pc.is_null(kinds))
-
-    column: Column = _udf(owners, _DESTINATION)(ring, slot)
     return column
 
 

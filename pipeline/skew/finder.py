@@ -14,6 +14,8 @@ from pipeline.skew import keys, loads
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
 from pipeline.skew.volumes import Drawn, Volume, volumes
 from ring.destination import Destination
+from ring.hashing import SLOTS
+from ring.ring import owners
 
 EXACT = 100_000_000
 """Records up to which every key is counted; above it keys are counted of so many, and hot keys are estimated of all."""
@@ -35,6 +37,11 @@ class _Part:
     place: _Place
     volume: Volume
     """The part of the scope's messages that went by this ring."""
+
+    def owners(self, slots: Sequence[int]) -> list[Destination]:
+        """Return the destination that owns each of these slots, without building the ring."""
+        destinations = sorted(self.ring.weights)
+        return [destinations[n] for n in owners(self.ring.weights, np.array(slots, np.int64)).tolist()]
 
     def fair(self, destination: Destination) -> float:
         """Return the share of this ring's messages that a destination's weight promises it, 0 if it has none."""
@@ -58,12 +65,20 @@ class _Judged:
         least = (part.volume.published * part.fair(min(part.ring.weights, key=part.fair)) for part in self.parts)
         return self.sample.seen * sum(least)
 
-    def hot_key(self, row: Row) -> HotKey:
-        """Return the key of a row of `keys.hottest`; its destination is that of the ring with the most records."""
-        owners = [(part, part.ring.ring.owner(row.slot)) for part in self.parts]
-        fair = sum(part.volume.published * part.fair(owner) for part, owner in owners)
-        [main] = [owner for part, owner in owners if part.ring.fingerprint == self.scope.ring]
-        return HotKey(row.slot, None if row.key is None else bytes(row.key), row.messages, main, fair)
+    def hot_keys(self, rows: Sequence[Row]) -> list[HotKey]:
+        """Return the keys of rows of `keys.hottest`; their destinations are those of the ring with the most records."""
+        slots = [row.slot for row in rows]
+        main: list[Destination] = []
+        fair = [0.0] * len(rows)
+        for part in self.parts:
+            its = part.owners(slots)
+            fair = [total + part.volume.published * part.fair(owner) for total, owner in zip(fair, its, strict=True)]
+            if part.place == (*self.place[:2], self.scope.ring, False):
+                main = its
+        return [
+            HotKey(row.slot, None if row.key is None else bytes(row.key), row.messages, owner, promised)
+            for row, owner, promised in zip(rows, main, fair, strict=True)
+        ]
 
 
 def find(
@@ -87,7 +102,7 @@ def find(
                 f"{journal}: {scope.records:,} records of exchange {scope.exchange!r} name ring {scope.ring}: "
                 f"rings/{scope.ring}.json is missing"
             )
-    used = {scope.ring: rings[scope.ring].ring for scope, _ in scopes}
+    used = {scope.ring: rings[scope.ring].weights for scope, _ in scopes}
     across = [scope for scope, _ in scopes if scope.across]
     total = sum(scope.records for scope in across)
     approximate = approximate or total > exact
@@ -96,8 +111,16 @@ def find(
     key_rows = _by_scope(loads.key_loads(spark, tables.keys, used))
     message_rows = _by_scope(loads.message_loads(spark, tables.slots_of_rings, used))
     heaviest, samples = _samples([scope for scope, _ in scopes], tables.slots)
+    not_drawn = _not_drawn([scope for scope, its in scopes if its == [scope]], used)
     judged = [
-        _judged(scope, _parts(scope, its, rings, heaviest, samples), key_rows, message_rows, samples[_place(scope)])
+        _judged(
+            scope,
+            _parts(scope, its, rings, heaviest, samples),
+            key_rows,
+            message_rows,
+            samples[_place(scope)],
+            not_drawn,
+        )
         for scope, its in scopes
     ]
     limits = [(*place, limit) for place, limit in {one.place: one.limit for one in judged}.items()]
@@ -108,7 +131,7 @@ def find(
         cached.unpersist()
     found = []
     for one in judged:
-        hot = [one.hot_key(row) for row in hot_rows[one.place]]
+        hot = one.hot_keys(hot_rows[one.place])
         hot.sort(key=lambda key: (-key.messages, key.slot, key.key or b""))
         pairs = [(row.messages, row["keys"]) for row in spread[one.place]]
         found.append(Findings(one.scope, one.loads, hot, top, pairs, one.sample, approximate, share))
@@ -214,7 +237,27 @@ def _parts(
     return [_Part(rings[one.ring], _place(one), volume) for one, volume in zip(its, found, strict=True)]
 
 
-def _judged(scope: Scope, parts: Sequence[_Part], key_rows: _Rows, message_rows: _Rows, sample: Sample) -> _Judged:
+def _not_drawn(
+    scopes: Sequence[Scope], rings: Mapping[str, Mapping[Destination, int]]
+) -> dict[_Place, Mapping[Destination, int]]:
+    """Return of each ring of a sampled journal how many slots that were not drawn each destination owns."""
+    found: dict[_Place, Mapping[Destination, int]] = {}
+    for scope in scopes:
+        weights, slots = rings[scope.ring], np.arange(slots_of(scope.least), SLOTS)
+        if slots.size:
+            owned = np.bincount(owners(weights, slots), minlength=len(weights)).tolist()
+            found[_place(scope)] = dict(zip(sorted(weights), owned, strict=True))
+    return found
+
+
+def _judged(
+    scope: Scope,
+    parts: Sequence[_Part],
+    key_rows: _Rows,
+    message_rows: _Rows,
+    sample: Sample,
+    not_drawn: Mapping[_Place, Mapping[Destination, int]],
+) -> _Judged:
     """Return a scope with what each destination has got, also one that got nothing."""
     counted = {Destination(row.kind, row["name"]): (row["keys"], row.named) for row in key_rows[_place(scope)]}
     sums: dict[Destination, tuple[int, int]] = defaultdict(lambda: (0, 0))
@@ -223,9 +266,7 @@ def _judged(scope: Scope, parts: Sequence[_Part], key_rows: _Rows, message_rows:
         sums[Destination(row.kind, row["name"])] = messages + row.messages, size + row.bytes
     unseen: dict[Destination, float] = defaultdict(float)
     for part in parts:
-        ring = part.ring.ring
-        owned = np.bincount(ring.table[slots_of(scope.least) :], minlength=len(ring.destinations)).tolist()
-        for destination, count in zip(ring.destinations, owned, strict=True):
+        for destination, count in not_drawn.get(part.place, {}).items():
             unseen[destination] += part.volume.unseen * count
     found = []
     for destination in sorted({destination for part in parts for destination in part.ring.weights}):

@@ -7,6 +7,7 @@ from pathlib import Path
 import mmh3
 import numpy as np
 import pytest
+from pyspark import Broadcast, SparkContext, cloudpickle
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
@@ -21,7 +22,8 @@ from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS, Findings, Load, Sc
 from pipeline.skew.report import report
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
-from tests.pipeline.records import Record, published, ring_of, write_journal
+from ring.ring import Ring, owners
+from tests.pipeline.records import START, Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 2})
 COLD = [f"customer-{n}".encode() for n in range(400)]
@@ -262,6 +264,43 @@ def test_six_records_name_no_key_that_no_weight_can_fix(spark: SparkSession, tmp
             assert one.share(one.hot[0]).value == pytest.approx(1 / 6)
             assert (one.unfixable, one.maybe_unfixable) == ([], [])
             assert words.of_weights(one) == "6 records are too few to say which key exceeds a fair share by itself."
+
+
+def test_many_rings_take_no_more_memory_than_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring has 2 MiB; a journal of 1 MB may name hundreds, each of some records."""
+    rings = [ring_of({f"orders.{n}": 1 + (n == changed) for n in range(40)}) for changed in range(40)]
+    queues = sorted(rings[0].weights)
+    journal = []
+    for n, ring in enumerate(rings):
+        part = published(rings[0], COLD[:20], first=1 + 20 * n, start=START + n * 1_000_000)
+        owner = owners(ring.weights, np.array([record["slot"] for record in part]))
+        journal += [
+            record | {"ring": ring.fingerprint, "destination": queues[its].name}
+            for record, its in zip(part, owner.tolist(), strict=True)
+        ]
+
+    def built(_: object) -> Ring:
+        raise AssertionError("no ring is built")
+
+    sent = []
+
+    def broadcast(self: SparkContext, value: object) -> Broadcast[object]:
+        sent.append(len(cloudpickle.dumps(value)))  # type: ignore[no-untyped-call]
+        return shared(self, value)
+
+    shared = SparkContext.broadcast
+    monkeypatch.setattr(Ring, "build", built)
+    monkeypatch.setattr(SparkContext, "broadcast", broadcast)
+    across, *each = found_in(spark, tmp_path, journal, *rings)
+    assert (len(each), across.messages) == (40, 800)
+    assert sum(sent) < 1_000_000
+    for one in each:
+        got = Counter(record["destination"] for record in journal if record["ring"] == one.scope.ring)
+        assert {load.destination.name: load.messages for load in one.loads if load.messages} == got
+        owner_of = {record["slot"]: record["destination"] for record in journal if record["ring"] == one.scope.ring}
+        assert [key.owner.name for key in one.hot] == [owner_of[key.slot] for key in one.hot]
 
 
 def test_an_exchange_is_judged_across_its_rings_and_then_each_ring(spark: SparkSession, tmp_path: Path) -> None:
