@@ -84,6 +84,20 @@ def _in_utc(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(_TIME_ZONE, own)
 
 
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Set a setting of the session's queries for the block, unless whoever has begun the session has set it."""
+    if spark.sparkContext.getConf().contains(name):
+        yield
+        return
+    own = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, own or value)
+
+
 def in_one_line(text: str) -> str:
     """Return what a user needs of the text of a Spark exception, as one line.
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, stream_records
-from pipeline.session import spark_session
+from pipeline.session import setting, spark_session
 from pipeline.stream import arguments
 from pipeline.stream.queue import StreamQueue
 from pipeline.stream.source import queue_records
@@ -22,6 +22,16 @@ from pipeline.usage.tables import Tables, Written
 
 _MOST_KEPT = 5
 """The most hours that the line on kept hours names."""
+
+
+SORTED_FROM = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"
+MOST_SKETCHES = 65_536
+"""The setting of how many groups with a sketch a task adds up in memory before it sorts its rows, and its value.
+
+Spark's own 128 is less than a file of an hour has: one for each window, destination and bucket of latencies. Sorting
+takes all rows to disk. A sketch takes what its keys take, at most 4 kB, and the records of a file make up few large
+ones: 65,536 take some 100 MB.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if not within.has_whole_hours:
         raise PipelineError(f"--from and --until must be whole hours, since OUT/usage is by the hour, not {within}")
     queue = _queue(options)
-    with spark_session("usage") as spark:
+    with spark_session("usage") as spark, setting(spark, SORTED_FROM, str(MOST_SKETCHES)):
         out = Folder(spark, options.out)
         tables = Tables(spark, options.out, options.window)
         tables.check()

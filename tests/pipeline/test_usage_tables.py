@@ -11,9 +11,10 @@ from pipeline import PipelineError
 from pipeline.__main__ import main
 from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, stream_records
-from pipeline.usage.command import follow
+from pipeline.usage.command import SORTED_FROM, follow
 from pipeline.usage.tables import Tables
 from tests.pipeline.records import PROXY, START, published, ring_of, write_journal
+from tests.pipeline.work import last_query, sorted_instead
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 2})
 HOUR = 3_600_000_000
@@ -31,6 +32,21 @@ def write(folder: Path, first: int, count: int, start: int) -> None:
     keys = [f"customer-{n % 30}".encode() for n in range(first, first + count)]
     records = published(KNOWN, keys, first=first, start=start, every=30_000_000)
     write_journal(folder, records, [KNOWN], per_file=60)
+
+
+def test_a_file_of_an_hour_is_added_up_without_sorting_its_records(spark: SparkSession, tmp_path: Path) -> None:
+    """It has more groups of windows, destinations and buckets of latencies than Spark keeps sketches of by default."""
+    records = published(KNOWN, [b"customer-%d" % (n % 30) for n in range(1200)], every=2_500_000)
+    for record in records:
+        record["latency"] = 16 << record["seq"] % 20
+    write_journal(tmp_path / "journal", records, [KNOWN], per_file=1200)
+    limit, before = spark.conf.get(SORTED_FROM), last_query(spark)
+    assert main(["usage", "--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
+    assert last_query(spark) > before
+    assert sorted_instead(spark, before) == 0
+    assert spark.conf.get(SORTED_FROM) == limit, "a job leaves the session as it was"
+    rows = spark.read.parquet(str(tmp_path / "out" / "usage")).collect()
+    assert sum(bool(bucket) for row in rows for bucket in row.latency) > 200
 
 
 @pytest.mark.long
