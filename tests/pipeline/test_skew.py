@@ -266,7 +266,7 @@ def test_six_records_name_no_key_that_no_weight_can_fix(spark: SparkSession, tmp
             assert words.of_weights(one) == "6 records are too few to say which key exceeds a fair share by itself."
 
 
-def test_many_rings_take_no_more_memory_than_one(
+def test_of_many_rings_none_is_built_or_sent(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ring has 2 MiB; a journal of 1 MB may name hundreds, each of some records."""
