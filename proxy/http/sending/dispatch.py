@@ -20,7 +20,7 @@ from proxy.routing.counters import Counters
 from proxy.routing.route import PUBLISH, Choice, Route
 from proxy.routing.routes import RouteTable, RouteTables
 from proxy.settings.patterns import Mode
-from proxy.topology.bindings import grouped_by
+from proxy.topology.bindings import FANOUT, RING_TYPES, grouped_by
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, PassReason, Router, Unread
@@ -112,7 +112,8 @@ class Dispatch:
         since = self._router.clock()
         while not isinstance(step := self._route(handle, since), Route):
             await step
-        self._refuse_closed(handle)
+        while (reading := self._unread_if_closed(handle, since)) is not None:
+            await reading
 
     async def exchange_handle(self, name: Name, login: Login | None = None) -> ExchangeHandle:
         """Return the handle by which to publish to an exchange, as this sidecar's own user or another.
@@ -175,7 +176,8 @@ class Dispatch:
             choice = Choice(route.targets[index_at(route.owners, slot)], route, slot, key, False, False)
             placement = Placement(route, choice, None)
         else:
-            self._refuse_closed(handle)
+            if (reading := self._unread_if_closed(handle, since)) is not None:
+                return reading
             placement = self._place(route, key, message)
             slot = placement.choice.slot if placement.choice is not None else slot_of(key)
             if placement.choice is not None and placement.choice.target.unread is not None:
@@ -340,22 +342,34 @@ class Dispatch:
             raise refused(unread.name, unread.why)
         return self.look_up(name, unread.name, since)
 
-    def _refuse_closed(self, handle: ExchangeHandle) -> None:
-        """Raise ProblemError 403 if an exchange takes no publishes, or only those of sidecars.
+    def _unread_if_closed(self, handle: ExchangeHandle, since: float) -> Coroutine[Any, Any, None] | None:
+        """Return the look-up that must show whether an exchange takes publishes; None if it is known that it does.
 
+        Raises ProblemError 403 if the exchange takes none, or only those of sidecars, and 503 if that cannot be known.
         This sidecar's own user may write to an exchange that balances a group, and the sidecars would take the message
-        for one of their own. Of any other user the broker knows whether he may.
+        for one of their own. For any other user the broker checks the right to write.
         """
-        entry = self._router.entries.get(handle.name)
-        if entry is None:
-            return
-        if entry.internal:
-            detail = f"exchange: {handle.name[1]!r} is internal, and takes messages from other exchanges only"
+        name, entry = handle.name, self._router.entries.get(handle.name)
+        if entry is not None and entry.internal:
+            detail = f"exchange: {name[1]!r} is internal, and takes messages from other exchanges only"
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
-        if entry.balances and not handle.group.guest:
-            what = f"to balance the consumer group of {entry.balances!r}"
-            detail = f"exchange: only sidecars publish to {handle.name[1]!r}, {what}"
-            raise ProblemError(403, "forbidden", detail, Outcome.INVALID)
+        grouped = "" if handle.group.guest else grouped_by(name[1])
+        if not grouped:
+            return None
+        if entry is None:
+            return self.look_up(name, name, since)
+        if entry.restored and entry.exchange_type == FANOUT:
+            # The file does not tell whether the exchange balances a group, and that may have changed since.
+            raise unavailable(f"exchange {name[1]!r} has not been read since the start: it may balance a group")
+        ring = self._router.entries.get((name[0], grouped))
+        has_ring = ring is not None and ring.exchange_type in RING_TYPES
+        # The hash exchange may have been made after the reading that `balances` is of.
+        if entry.balances or (has_ring and entry.exchange_type == FANOUT):
+            what = f"to balance the consumer group of {grouped!r}"
+            raise ProblemError(
+                403, "forbidden", f"exchange: only sidecars publish to {name[1]!r}, {what}", Outcome.INVALID
+            )
+        return None
 
     async def look_up(self, name: Name, wanted: Name, since: float) -> None:
         """Wait until the exchange `wanted` has been read, for which publishes to `name` wait since `since`, monotonic.

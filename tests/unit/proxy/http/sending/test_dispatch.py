@@ -9,9 +9,10 @@ import pytest
 
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
-from proxy.http.sending.dispatch import Dispatch, ExchangeHandle
+from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
 from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
+from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent
 from proxy.topology.sync import Sync
 from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
@@ -113,6 +114,58 @@ async def test_a_question_about_what_is_refused_is_refused() -> None:
     dispatch, _ = asking({"x": replace(known(QUEUES, PassReason.DEAD_LETTER), refused="queue 'q1' dead-letters")})
     with pytest.raises(ProblemError, match="dead-letters"):
         await dispatch.choose(X, b"k")
+
+
+GROUP = (VHOST, "x.group")
+FANOUT = replace(known(None, PassReason.TYPE), exchange_type="fanout")
+WHY = "exchange: only sidecars publish to 'x.group', to balance the consumer group of 'x'"
+
+
+def to_group() -> ExchangeHandle:
+    return ExchangeHandle(GROUP, Mock(table=None, vhost=VHOST, guest=False), b"x.group")
+
+
+async def refusal(dispatch: Dispatch) -> tuple[int, str]:
+    with pytest.raises(ProblemError) as raised:
+        await dispatch.check(to_group())
+    return raised.value.status, raised.value.detail
+
+
+async def test_only_sidecars_publish_to_what_balances_a_group() -> None:
+    dispatch, _ = asking({"x.group": replace(FANOUT, balances="x")})
+    assert await refusal(dispatch) == (403, WHY)
+
+
+async def test_what_came_to_balance_a_group_after_it_was_read_is_refused() -> None:
+    dispatch, router = asking({"x.group": FANOUT})
+    await dispatch.check(to_group())
+    router.put(X, known(None, PassReason.TYPE))
+    await dispatch.check(to_group())
+    router.put(X, known(QUEUES))
+    assert await refusal(dispatch) == (403, WHY)
+
+
+async def test_what_was_restored_from_disk_may_balance_a_group() -> None:
+    dispatch, router = asking({})
+    router.put(GROUP, replace(FANOUT, restored=True))
+    status, why = await refusal(dispatch)
+    assert (status, why) == (503, "exchange 'x.group' has not been read since the start: it may balance a group")
+    router.put(GROUP, FANOUT)
+    await dispatch.check(to_group())
+
+
+async def test_what_a_passed_publish_does_not_read_is_read_if_it_may_balance_a_group() -> None:
+    """In mode pass a route needs no reading, and the exchange may have been forgotten since the request began."""
+    entry = replace(FANOUT, balances="x", mode=Mode.PASS, passed=PassReason.MODE_PASS)
+    dispatch, router = asking({"x.group": entry})
+    handle, message = to_group(), Message(b"k", Header.of({}), b"")
+    dispatch.ordering_key_of(handle, message)  # makes the route
+    assert GROUP not in router.entries
+    step = dispatch.attempt(handle, message, Mock(), 0, NOW)
+    assert not isinstance(step, Placement)
+    await step
+    with pytest.raises(ProblemError, match="only sidecars publish"):
+        dispatch.attempt(handle, message, Mock(), 0, NOW)
 
 
 class Hanging:
