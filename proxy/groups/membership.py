@@ -112,8 +112,9 @@ class Room:
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
-        # its publisher needed no right on this exchange.
-        if message.exchange == self._name:
+        # its publisher needed no right on this exchange. A dead-lettered message names the dead-letter exchange as its
+        # exchange, and is known by a header that RabbitMQ adds.
+        if message.exchange == self._name and "x-death" not in message.headers:
             self._heard(message.body)
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange) -> None:

@@ -87,7 +87,7 @@ def test_a_sidecar_without_groups_refuses_as_well(
     grouping: Sidecar, start_sidecar: StartSidecar, vhost: VirtualHost
 ) -> None:
     """Its user may be the one that other sidecars beat with; in shadow it reads no exchange before a publish."""
-    for mode in ({}, {"route": "", "shadow": "*"}):
+    for mode in ({}, {"route": "", "shadow": "*"}, {"pass": "*.group"}):
         other = start_sidecar(**mode)
         assert {answer.status for answer in ways(other, vhost, "orders.group").values()} == {403}
 
@@ -104,9 +104,11 @@ def test_a_ring_does_not_lead_to_the_exchange_of_the_beats(grouping: Sidecar, vh
 
 
 def test_a_message_that_was_published_elsewhere_is_no_beat(grouping: Sidecar, vhost: VirtualHost) -> None:
-    """Who has bound the exchanges may have been allowed to; who publishes needs no right on the beats' exchange."""
+    """It comes over a binding or as a dead letter, whose publisher needs no right on the beats' exchange."""
     vhost.exchange("news", "fanout")
     vhost.bind("news", "orders.group", "", kind="e")
+    vhost.queue("dying", x_message_ttl=1, x_dead_letter_exchange="orders.group")
+    vhost.bind("news", "dying", "")
     vhost.queue("tap")
     vhost.bind("orders.group", "tap", "")
 
@@ -118,7 +120,7 @@ def test_a_message_that_was_published_elsewhere_is_no_beat(grouping: Sidecar, vh
     def is_followed() -> bool:
         told.extend(vhost.drain("tap"))
         senders = [json.loads(message.body)["sidecar"] for message in told]
-        return senders.count("evil") == 5 and "evil" not in senders[-2:]
+        return senders.count("evil") == 10 and "evil" not in senders[-2:]
 
     # Two beats of its own behind the forged ones: it has got those by then.
     wait_until("later beats", is_followed)
