@@ -13,7 +13,7 @@ from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
 from pipeline.rings import RingSpec, parse_ring
 from proxy.settings.parse import ConfigError
-from proxy.topology.bindings import TopologyError
+from proxy.topology.bindings import TopologyError, grouped_by
 from proxy.topology.management import Management, ManagementError, UnansweredError
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def pinned(options: Options) -> RingSpec:
     would dead-letter elsewhere, wrong credentials; AwayError for a broker that does not answer.
     """
     try:
-        spec = parse_ring(options.ring, "option 'ring'") if options.ring else asyncio.run(_read(options))
+        spec = _given(options.ring) if options.ring else asyncio.run(_read(options))
         asyncio.run(_look(options, Routes.of(options.exchange, spec)))
     except UnansweredError as error:
         raise AwayError(f"management API: {error}") from None
@@ -64,6 +64,17 @@ def pinned_again(kept: RingSpec, now: RingSpec) -> RingSpec:
     """
     same = (kept.exchange_type, kept.hashed) == (now.exchange_type, now.hashed)
     return replace(kept, lanes=now.lanes) if same and kept.weights.keys() <= now.weights.keys() else now
+
+
+def _given(text: str) -> RingSpec:
+    """Return the ring of the option `ring`. Raises PipelineError if it is none, or if a lane may balance a group."""
+    spec = parse_ring(text, "option 'ring'")
+    for queue, lane in spec.lanes.items():
+        if grouped := grouped_by(lane):
+            # Sidecars would take the rows for beats of their own. No reading tells here whether the exchange is theirs.
+            why = f"only sidecars publish to an exchange of that name, to balance the consumer group of {grouped!r}"
+            raise PipelineError(f"option 'ring': lanes: {lane!r} of queue {queue!r}: {why}")
+    return spec
 
 
 async def _read(options: Options) -> RingSpec:

@@ -22,7 +22,7 @@ from pipeline.publish.options import parse
 from pipeline.publish.order import tasks_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
-from pipeline.publish.pinned import pinned_again
+from pipeline.publish.pinned import pinned, pinned_again
 from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender
 from pipeline.publish.window import Window
@@ -545,6 +545,14 @@ def test_lanes_that_are_none_are_named(lanes: object) -> None:
     text = json.dumps(json.loads(to_json(F)) | {"lanes": lanes})
     with pytest.raises(PipelineError, match=r"^ring: lanes: .* is not an object of queues and their lanes$"):
         parse_ring(text, "ring")
+
+
+def test_a_given_ring_leads_to_no_exchange_that_may_balance_a_group() -> None:
+    ring = to_json(replace(F, lanes={"q0": "orders.group"}))
+    why = "only sidecars publish to an exchange of that name, to balance the consumer group of 'orders'"
+    with pytest.raises(PipelineError) as raised:
+        pinned(parse({"exchange": "e", "broker_url": "amqp://h/", "ring": ring}))
+    assert str(raised.value) == f"option 'ring': lanes: 'orders.group' of queue 'q0': {why}"
 
 
 def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
