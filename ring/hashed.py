@@ -1,8 +1,8 @@
 """The part of a message that an exchange hashes: the routing key, a header or a property.
 
 Two clients that send the same value must reach the same queue, although one encodes 7 in 8 bits, another in 64, and a
-third one, which knows doubles only, as 7.0. So a value is hashed by a text that does not depend on its type, the
-canonical form: text as it is, and each other value as a person would write it.
+third one, which knows doubles only, as 7.0. A value is therefore hashed by a text that does not depend on its type,
+the canonical form: text as it is, and each other value as a person would write it.
 
 | value | canonical form |
 |---|---|

@@ -201,8 +201,8 @@ def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
 def _write_cookie(file: Path) -> None:
     """Write the secret by which Erlang nodes let each other in, readable by its owner only.
 
-    An Erlang node that finds no such file makes one, in several steps. Of nodes that start at the same time, one may
-    read the file of another before its mode is set, and ends; or one writes over the cookie that another has read.
+    An Erlang node that finds no such file makes one, in several steps. If nodes start at the same time, one may read
+    the file of another before its mode is set, and end, or may write over the cookie that another has read.
     Nodes with different cookies never form a cluster: each asks the others every 3 s, by a temporary node whose first
     line in the log is of inet_gethost_native.
     """

@@ -228,7 +228,7 @@ def _has_limit(arguments: Mapping[str, Any], policy: Mapping[str, Any], version:
 def _delays(arguments: Mapping[str, Any], policy: Mapping[str, Any]) -> bool:
     """Return whether a quorum queue delays what comes back; a policy wins over an argument (seen on 4.3.6).
 
-    Without a shortest delay there is none.
+    A queue without a shortest delay delays nothing.
     """
     kind, shortest = (
         policy.get(f"delayed-retry-{what}", arguments.get(f"x-delayed-retry-{what}")) for what in ("type", "min")

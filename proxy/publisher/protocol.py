@@ -370,7 +370,7 @@ class PublisherProtocol:
         wanted = f"exchange {name!r}" if exchange else "amq.default"
         why = "" if exchange else ": publishes go straight to the queues"
         if lanes := to_lanes(name):
-            # Who lacks it on one lane mostly lacks it on all: they are one line, in the log and in /readyz.
+            # A user without the right on one lane mostly lacks it on all: the log and /readyz have one line for all.
             words = f"the broker's user needs write permission on the lanes of an exchange, {lanes}"
         else:
             words = f"the broker's user needs write permission on {wanted}{why} ({words})"

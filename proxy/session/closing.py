@@ -345,7 +345,7 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
         return _no_queue(c, channel, text, data[at : end - 1])
     if code != ACCESS_REFUSED or not refused:
         return None
-    # Who lacks it on one lane of a ring mostly lacks it on all, and would be told of one after the other.
+    # A user without the right on one lane of a ring mostly lacks it on all: the hint names them all at once.
     wanted = to_lanes(refused[0].decode(errors="replace")).encode() or refused[0]
     hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
     return _with_hint(c, channel, code, text, hint, data[at : end - 1])

@@ -200,7 +200,8 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
         written = [*(["amq\\.default"] if direct else []), *rings, *lanes]
         yield _permission(vhost, "WRITER", [], written, [])
         yield _permission(vhost, "READER", [], [], queues)
-        # RabbitMQ 4.3 tells only users with a right on a name that no queue has it, by which a member joins.
+        # A member joins once RabbitMQ has said that no queue has the exchange's name. RabbitMQ 4.3 says that only to a
+        # user with a right on the name.
         yield _permission(vhost, "MEMBER", [], [], [*rings, *queues])
         groups = [to_group(each.exchange.name) for each in found]
         yield _permission(vhost, "SIDECAR", groups, [*written, *groups], groups)

@@ -1,4 +1,4 @@
-"""What RabbitMQ itself does with a queue that is bound to a hash exchange more than once.
+"""RabbitMQ itself, with a queue that is bound to a hash exchange more than once.
 
 The advice of `ring-proxy topology export` stands on this. No sidecar takes part.
 """

@@ -181,7 +181,7 @@ def test_an_exchange_that_takes_nothing(both: Both, home: VirtualHost) -> None:
 
 
 def test_an_exchange_that_does_not_exist(both: Both, home: VirtualHost, start_sidecar: StartSidecar) -> None:
-    """Also where the sidecar has not asked for it, and the broker closes the channel of the publish."""
+    """In mode shadow the sidecar does not ask for it, and the broker closes the channel of the publish."""
     native, ours = both.ask(OK, "none")
 
     if both.is_old:
@@ -337,7 +337,7 @@ DIFFERENCES: dict[str, tuple[Any, ...]] = {
     # AMQP has it and the management API's JSON has not.
     "a null header": (OK | {"properties": {"headers": {"a": None}}}, basic("may"), 400, 400, (200, None)),
 }
-"""What is asked, and with which credentials; the status of RabbitMQ 3 and of later ones; and how the sidecar answers:
+"""The request and its credentials; the status of RabbitMQ 3 and of later ones; and how the sidecar answers:
 status, and the member `error`."""
 
 

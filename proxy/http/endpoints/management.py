@@ -1,6 +1,6 @@
 """The management API's own publish, for programs that were written for it: they change the port and no more.
 
-What it takes and answers was tried on RabbitMQ 4.3.6 and 3.10.8, and where they differ it is as on the newer one. Its
+Requests and answers were tried on RabbitMQ 4.3.6 and 3.10.8; where these differ, the endpoint does as 4.3.6. Its
 credentials are a broker user's, and the broker judges them: the message goes out on a connection of that user's own,
 with that user's permissions. Until the broker has let the user in, a request holds nothing that is another's: its body
 is not read, and it counts in no limit but that of connections.
