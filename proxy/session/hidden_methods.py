@@ -88,7 +88,7 @@ def _closed(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int)
     if links.open_untimed(c, consumer, link, code, text):
         return b""
     if code == ACCESS_REFUSED and consumer.owes_ok:
-        refuse(c, consumer, code, pseudo_queue.not_permitted(consumer.member.exchange, text))
+        refuse(c, consumer, code, pseudo_queue.not_permitted(c, consumer.member.exchange, text))
         return b""
     c.events.append(LinkEnded(link.member, link.shard, code, text))
     # Where the last queue has gone meanwhile, none is left that would answer.
@@ -101,7 +101,7 @@ def _answered(c: Connection, consumer: Consumer, code: int, text: str) -> None:
     if joining is None or joining.member is not consumer.member:
         return
     if code == ACCESS_REFUSED:
-        refuse(c, consumer, code, pseudo_queue.not_permitted(consumer.member.exchange, text))
+        refuse(c, consumer, code, pseudo_queue.not_permitted(c, consumer.member.exchange, text))
     elif code != NOT_FOUND:
         refuse(c, consumer, code, text)
     elif joining.refusal is not None:

@@ -56,6 +56,9 @@ _AT_ONCE: Final = 32
 """The most shards of which the broker is asked ahead of its answers. It drops what stands behind a shard that it does
 not tell of, so each such shard costs as many questions again."""
 
+_LONGEST_PATTERN: Final = 100
+"""The most characters of a pattern that a reply text names; the text has 255 bytes."""
+
 _MOST: Final = 0xFFFFFFFF
 """The largest count that queue.declare-ok can tell."""
 
@@ -217,7 +220,7 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
         # The client's own queue.declare would be refused as well, for want of `configure`, which nobody should grant.
         text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
         links.closed_by_broker(c, hidden)
-        closing.refuse_channel(c, hidden.consumer.channel, code, not_permitted(question.name, text), question.method)
+        closing.refuse_channel(c, hidden.consumer.channel, code, not_permitted(c, question.name, text), question.method)
         return
     if question.step == Step.TOTALS:
         # This shard is gone, another connection's own, or the user has no right on it and RabbitMQ 4.3 does not tell.
@@ -243,16 +246,24 @@ def _decide(c: Connection, hidden: HiddenChannel, question: Question, *, is_grou
     links.close(c, hidden)
 
 
-def not_permitted(group: str, text: str) -> str:
-    """Return the reply text for a client whose user lacks a right for a group, by the broker's own text.
+def not_permitted(c: Connection, group: str, text: str) -> str:
+    """Return the reply text for a client whose user lacks a right for a group; `text` is the broker's own.
 
-    That names a right of which the client knows nothing: `configure`, where this proxy has asked whether there is a
-    queue with the group's name, or `read` on one of the shards.
+    The broker's names a right of which the client knows nothing: `configure`, where this proxy has asked whether there
+    is a queue with the group's name, or `read` on one of the shards.
     """
     _, of, user = text.rpartition(" refused for user ")
     whose = f"user {user}" if of else "the user"
-    needed = f"read on the exchange's name and on its shards, {to_shards(group)}"
-    return f"ACCESS_REFUSED - group '{group}' refused for {whose}: grant {needed}"
+    entry = c.table.entry_of(group) if c.table is not None else None
+    ring = entry.known.ring if entry is not None and entry.known is not None else None
+    shards = [each.name for each in ring.destinations if each.kind == "queue"] if ring is not None else []
+    needed = to_shards(group, shards)
+    if len(needed) > _LONGEST_PATTERN:
+        needed = f"such as '{shards[0]}'"  # nobody could use a pattern that is cut short
+    return (
+        f"ACCESS_REFUSED - group '{group}' refused for {whose}: "
+        f"grant read on the exchange's name and on its shards, {needed}"
+    )
 
 
 # What the groups tell.

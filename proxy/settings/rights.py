@@ -28,9 +28,18 @@ def to_lanes(exchange: str) -> str:
     return f"^{escaped(ring)}(\\.lane\\..*)?$" if lane and ring else ""
 
 
-def to_shards(exchange: str) -> str:
-    """Return a pattern of read for a hash exchange's name and its shards, if they are its name, a dot and a number."""
-    return f"^{escaped(exchange)}(\\.[0-9]+)?$"
+def to_shards(exchange: str, shards: Iterable[str] = ()) -> str:
+    """Return a pattern of read for a hash exchange's name and its shards.
+
+    A shard whose name is the exchange's, a dot and a number stands for all such names. `shards` are the known shards;
+    without any, all are taken to have such names.
+    """
+    name = escaped(exchange)
+    numbered = re.compile(re.escape(exchange) + r"\.[0-9]+")
+    parts = dict.fromkeys(f"{name}\\.[0-9]+" if numbered.fullmatch(shard) else escaped(shard) for shard in shards)
+    if not parts or list(parts) == [f"{name}\\.[0-9]+"]:
+        return f"^{name}(\\.[0-9]+)?$"
+    return pattern([name, *parts])
 
 
 def to_group(exchange: str) -> str:

@@ -15,9 +15,12 @@ from tests.unit.proxy.session.wire import (
     chunkings,
     close_channel,
     code_of,
+    known,
     made,
     message,
     method,
+    queue,
+    ring,
     short,
     split,
     text_of,
@@ -395,3 +398,10 @@ def test_the_brokers_reason_is_passed_on_while_the_shards_are_read() -> None:
     assert {(each.channel, each.id) for each in split(to_broker)} == {(number, (20, 41)), (1, (20, 40))}
     (refusal,) = split(wire.broker(made(1, commands.Channel.CloseOk())))
     assert (code_of(refusal), text_of(refusal)) == (541, "INTERNAL_ERROR - oops")
+
+
+def test_a_missing_right_on_many_shards_names_one_of_them_and_no_pattern_that_is_cut_short() -> None:
+    c = Wire({"x": known(ring(*(queue(f"shard of region {n}") for n in range(8))))}).c
+    denied = "ACCESS_REFUSED - read access to queue 'shard of region 3' in vhost '/' refused for user 'u'"
+    told = pseudo_queue.not_permitted(c, "x", denied)
+    assert told.endswith("user 'u': grant read on the exchange's name and on its shards, such as 'shard of region 0'")
