@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.routing.route import Route
@@ -30,7 +31,10 @@ TELL_EVERY = 1.0
 """Seconds in which at most one line of the log tells of a virtual host's channels that were opened again."""
 
 MOST_NAMED = 1_000
-"""The most names of groups that lines of the log tell of."""
+"""The most names of groups that lines of the log tell of, and of missing queues that are remembered."""
+
+MEANT_EVERY = 60.0
+"""Seconds in which an exchange that a client may have meant by a missing queue's name is read once at most."""
 
 
 @dataclass
@@ -65,7 +69,10 @@ class Shared:
     """
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _named: set[tuple[str, str, type]] = field(default_factory=set)
-    """The names about which there has been an event that counts once: virtual host, name, and kind of event."""
+    """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
+    _meant: dict[Name, float] = field(default_factory=dict)
+    """By virtual host and name of a missing queue, the oldest first: when an exchange of that name was last to be read,
+    in monotonic seconds."""
     _told: dict[str, tuple[float, int]] = field(default_factory=dict)
     """By virtual host: when a line of the log last told of a channel that was opened again, in monotonic seconds, and
     the number of channels that were opened again since."""
@@ -92,13 +99,19 @@ class Shared:
     def want(self, vhost: str, event: NoQueue) -> None:
         """Have an exchange read that a client may have meant by a queue's name, so that the next try can be told.
 
-        Each name is read once in the life of the process: clients choose the names, and may try for ever.
+        Each name is read once in MEANT_EVERY at most: clients choose the names, and may try for ever.
         """
-        if self.tells_first(vhost, event):
-            self.sync.want((vhost, event.name))
+        name, now = (vhost, event.name), time.monotonic()
+        if now - self._meant.get(name, -inf) < MEANT_EVERY:
+            return
+        self._meant.pop(name, None)
+        if len(self._meant) >= MOST_NAMED:
+            del self._meant[next(iter(self._meant))]
+        self._meant[name] = now
+        self.sync.want(name)
 
-    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup | NoQueue) -> bool:
-        """Return whether an event about a name that may be a group's is the first of its kind for that name."""
+    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup) -> bool:
+        """Return whether the log is to tell of an event about a group's name: once for each name."""
         key = (vhost, event.name, type(event))
         is_first = key not in self._named and len(self._named) < MOST_NAMED
         if is_first:

@@ -7,7 +7,7 @@ from pamqp import commands
 
 from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import Wait
-from proxy.session.events import Missing, Refused, Stale
+from proxy.session.events import Missing, NoQueue, Refused, Stale
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session.wire import (
@@ -320,6 +320,35 @@ def test_other_closes_pass_as_they_are(code: int, text: bytes, ids: tuple[int, i
     close = close_channel(1, code, text, ids)
     assert w.broker(close) == close
     assert w.c.events == []
+
+
+NO_QUEUE = b"NOT_FOUND - no queue '%s' in vhost '/'"
+CONSUME = (60, 20)
+
+
+def test_a_consumer_of_a_hash_exchange_that_is_no_group_is_told_of_the_setting() -> None:
+    w = Wire({"x": QUEUES})
+    (close,) = split(w.broker(close_channel(1, 404, NO_QUEUE % b"x", CONSUME)))
+    hint = "; it is a hash exchange: to consume from it as a group, name it in ringproxy's setting groups"
+    told = (NO_QUEUE % b"x").decode() + hint
+    assert (code_of(close), text_of(close), close.payload[-4:]) == (404, told, b"\0\x3c\0\x14")
+    assert w.c.events == [Refused(404, told)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "meant"),
+    [
+        (NO_QUEUE % b"y", CONSUME, []),
+        (NO_QUEUE % b"it's", CONSUME, [NoQueue("it's")]),
+        (NO_QUEUE % b"x", (60, 70), []),
+        (b"NOT_FOUND - in other words", CONSUME, []),
+    ],
+)
+def test_other_queues_that_are_missing_are_told_as_ever(text: bytes, ids: tuple[int, int], meant: list[object]) -> None:
+    w = Wire({"x": QUEUES, "y": known(None, PassReason.TYPE)})
+    close = close_channel(1, 404, text, ids)
+    assert w.broker(close) == close
+    assert w.c.events == meant
 
 
 def test_without_a_publish_of_ours_a_403_is_the_clients_own() -> None:

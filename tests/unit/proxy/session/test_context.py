@@ -1,0 +1,30 @@
+"""The state that sessions share: what is done once for all of them."""
+
+from unittest.mock import Mock, call
+
+import pytest
+
+from proxy.session import context
+from proxy.session.context import MEANT_EVERY, MOST_NAMED, Shared
+from proxy.session.events import DeclaredGroup, NoQueue
+
+
+def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that a client makes up push out the oldest, and leave the log's lines about groups alone."""
+    clock = Mock(monotonic=Mock(return_value=100.0))
+    monkeypatch.setattr(context, "time", clock)
+    sync = Mock()
+    shared = Shared(Mock(), sync, Mock(), 5.0, frozenset(), Mock(), 10.0)
+    shared.want("/", NoQueue("x"))
+    shared.want("/", NoQueue("x"))
+    assert sync.want.mock_calls == [call(("/", "x"))]
+    clock.monotonic.return_value += MEANT_EVERY
+    shared.want("/", NoQueue("x"))
+    assert sync.want.mock_calls == 2 * [call(("/", "x"))]
+    for n in range(MOST_NAMED):
+        shared.want("/", NoQueue(f"made up {n}"))
+    assert len(sync.want.mock_calls) == 2 + MOST_NAMED
+    shared.want("/", NoQueue("x"))
+    assert sync.want.mock_calls[-1] == call(("/", "x"))
+    assert shared.tells_first("/", DeclaredGroup("x"))
+    assert not shared.tells_first("/", DeclaredGroup("x"))
