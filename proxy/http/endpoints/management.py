@@ -243,7 +243,10 @@ def _properties(given: object, user: str) -> Properties:
     if "user_id" in given:
         own = dict((encoded("user_id", user),))
     if "cluster_id" in known:
-        own[_CLUSTER_ID] = encoded_short_string(known.pop("cluster_id"))
+        try:
+            own[_CLUSTER_ID] = encoded_short_string(known.pop("cluster_id"))
+        except PropertyError as error:
+            raise PropertyError(f"properties.cluster_id: {error}") from None
     return properties_of(known, "properties.") | own
 
 

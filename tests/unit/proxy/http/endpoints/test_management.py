@@ -75,6 +75,12 @@ def test_many_small_values() -> None:
     assert refused(data) == (413, "body: has more than 262144 characters outside its strings")
 
 
+def test_a_text_that_is_too_long_is_named() -> None:
+    for name in ("cluster_id", "app_id"):
+        status, reason = refused(body(properties=json.dumps({name: "x" * 256})))
+        assert (status, str(reason)[: len(name) + 12]) == (400, f"properties.{name}:")
+
+
 def test_base64_in_lines() -> None:
     message = management._message(body(payload='"AP\\r\\n +/ \\tAA=="', payload_encoding='"base64"'), "guest")
     assert message.body == b"\x00\xff\xbf\x00"
