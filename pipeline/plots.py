@@ -69,13 +69,9 @@ def legend(axes: "Axes", handles: Sequence[Any] = (), names: Sequence[str] = ())
 
 
 def intervals(axes: "Axes", places: Sequence[Any], estimates: Sequence[Estimate], *, across: bool = False) -> None:
-    """Draw the interval of each estimate at its place, on bars that go up, or `across` the page.
-
-    An interval without end reaches beyond the plot, whose axis it does not stretch.
-    """
+    """Draw the interval of each estimate, all of which have ends, at its place, on bars that go up, or `across`."""
     values = [one.value for one in estimates]
-    most = 2 * max((one.high for one in estimates if math.isfinite(one.high)), default=1.0)
-    ends = [[one.value - one.low for one in estimates], [min(one.high, most) - one.value for one in estimates]]
+    ends = [[one.value - one.low for one in estimates], [one.high - one.value for one in estimates]]
     x, y = (values, places) if across else (places, values)
     how: Any = {"xerr" if across else "yerr": ends}
     axes.errorbar(x, y, **how, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)

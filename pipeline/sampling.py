@@ -76,9 +76,6 @@ _LEAST_TAIL = 8
 VAGUE = 3.0
 """The factor between an interval's ends above which a figure is vague."""
 
-VAGUE = 3.0
-"""The factor between an interval's ends above which a figure is vague."""
-
 _REPLICATES, _MOST_DRAWS, _SEED = 1000, 2_000_000, 1
 
 

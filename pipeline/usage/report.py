@@ -43,7 +43,7 @@ def report(found: Findings, head: About, within: Period = ALWAYS, kept: Sequence
     )
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
     sample = scaling.sample_of(whole)
-    in_doubt = doubt(sample) if sample else ""
+    in_doubt = doubt(sample, [scaling.part(first, whole), scaling.share(first, whole)]) if sample else ""
     grade = Grade.LOOK if found.missing.records or bad or in_doubt else Grade.GOOD
     made = Report("Usage: which queue is hot, and when?", grade, f"{lead} {in_doubt}".strip(), head)
     if _is_sample(whole):
@@ -198,8 +198,9 @@ def _timeline(found: Findings) -> Figure:
     if _is_sample(found.whole):
         tops = [bar.messages for bar in found.tops]
         plots.intervals(axes, [_at(bar.window) + _width(found) / 2 for bar in found.tops], tops)
-        # An interval without end would leave nothing to see of the bars.
-        axes.set_ylim(0, VAGUE * max(top.value for top in tops))
+        # The whole of an interval that is vague would leave nothing to see of the bars.
+        most, highest = max(top.value for top in tops), max(top.high for top in tops)
+        axes.set_ylim(0, min(VAGUE * most, 1.05 * highest))
     axes.set_ylabel(f"messages in {_minutes(found)}")
     plots.counts(axes.yaxis)
     plots.times(axes, times[0], times[-1] + _width(found))

