@@ -3,20 +3,20 @@
 A journal with `sample` s has the slots below s * 2^20, whole: each key is either in it with all of its messages, or
 not at all. Keys fall into slots by a hash, so the slots that are in it are a random draw of all, without replacement.
 Messages in drawn slots are counted. Each slot that was not drawn is expected to have what the drawn ones have in the
-mean. So one total is estimated, and a share of it is a count divided by that total.
+mean. One total is estimated in this way, and a share of it is a count divided by that total.
 
 **The total.** Let n units (slots, or groups of slots) be drawn, and r = 1 + (units not drawn) / n. The error of the
 estimate has the variance V = n s^2 r (r - 1), with s^2 the variance of the units. Sums of unequal keys are skewed: a
 draw without the few largest keys gives an estimate and a variance that are both too low. An interval of 1.96 standard
-errors to either side then misses the truth above it. So the end above is the total t that solves (t - v)^2 =
-z^2 (V + h (t - v)), where v is the estimate and h = r * (third central moment / s^2). That is the score interval of a
+errors to either side then misses the truth above it. The end above is therefore the total t that solves (t - v)^2 =
+z^2 (V + h (t - v)), where v is the estimate and h = r * (third central moment / s^2). This is the score interval of a
 count of units of the size h / r, which has the third moment of the draw as well as the second. The end below is that
 of the interval whose variance grows with the total alone.
 
 **No winner's curse.** The hottest keys of a sample are chosen because they are large. If they are taken out of the
 sample before the mean is estimated, the keys that are left are smaller than those that were not drawn, the total is
-too low, and the share of the hottest keys too high. So a share is divided by the one total, in whose mean the hottest
-keys are counted like all others.
+too low, and the share of the hottest keys too high. A share is therefore divided by the one total, in whose mean the
+hottest keys are counted like all others.
 
 **Slots that stand alone** are the exception. A key of 19% of all messages is in a sample of 1% by chance; its slot has
 95% of the sample's messages, and says nothing about other slots. A slot that exceeds the sum of all lighter ones by
@@ -260,9 +260,9 @@ class Sample:
         """Make a sample of the values of units, the largest first, and how many units have each.
 
         Heavy are as many of `heaviest` as are each, with all that are heavier, far above what is left, so that two hot
-        ones do not hide one another. One such unit beside enough others is the only one. Of several, or of few others,
-        no sample tells whether units like them were not drawn. Where all were drawn, none is heavy, since nothing is
-        estimated.
+        ones do not hide one another. One such unit beside enough others is the only one. With several, or beside few
+        others, no sample tells whether units like them were not drawn. Where all were drawn, none is heavy, since
+        nothing is estimated.
         """
         every = light = _Drawn.of(units, values, times)
         heavy, rest = 0, times.copy()
@@ -395,7 +395,7 @@ class Sample:
         random, ratio = np.random.default_rng(_SEED), self.unseen / way.units
         times = max(100, min(_REPLICATES, _MOST_DRAWS // len(fair)))
         value = way.messages * ratio
-        # What one expects of the total, for a sum that was counted, is skewed as much again as such sums are.
+        # The expectation of the total, for a sum that was counted, is skewed as much again as such sums are.
         variance, size = way.each * value * ratio, way.size * ratio
         total = _gamma(random, np.full((times, 1), value + size / 2), variance, 2 * size)
         loads = seen + _gamma(random, total * part, way.each * total * part, way.size)

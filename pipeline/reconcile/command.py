@@ -165,8 +165,8 @@ def _queues_of_other_times(
 ) -> frozenset[str]:
     """Return the queues that the exchange's rings have only at other times, if a judged message was seen in one.
 
-    Such a message was moved to a queue that was bound later, or no longer. It is in the wrong queue and not lost. Which
-    exchange a ring is of, only records say, so those of other times are read, but only where they can matter.
+    Somebody moved it to a queue that was bound later, or no longer. It is in the wrong queue and not lost. Only records
+    say which exchange a ring is of, so those of other times are read, but only where they can matter.
     """
     others = _queues(journal.rings.values()) - journal.queues
     if not within.is_limited or not others or not seen_in(parts, others):

@@ -21,8 +21,8 @@ def together(records: DataFrame, is_judged: Column, seen: DataFrame, since: int)
 
     All that follows is found in the partitions of this frame, which the caller persists: groups by `message_id`, and by
     `message_id` and other columns, need no further move. `is_judged` says which records are judged; of the others only
-    their ids and queues count. What was seen before `since`, in microseconds since 1970, is of no judged record: it is
-    of an older message with the same id, or of one without a record. Rows without an id are left out.
+    their ids and queues count. A copy seen before `since`, in microseconds since 1970, is of no judged record: it is of
+    an older message with the same id, or of one without a record. Rows without an id are left out.
 
     A record has a row with those of its message, queue and fate:
 
@@ -34,8 +34,8 @@ def together(records: DataFrame, is_judged: Column, seen: DataFrame, since: int)
     - where they have an order, `proxy`, `exchange`, `key`, `published_at` and `told_at` (microseconds by the proxy's
       clock: of the earliest publish and the last confirm); else null.
 
-    What was seen has a row for each message and queue, in which `is_queue` is null: how many `copies` from `since` on,
-    how many `before`, and the last's `seen_at`. All rows of a message and queue have the `first_position` of a copy
+    The copies seen have a row for each message and queue, in which `is_queue` is null: how many `copies` from `since`
+    on, how many `before`, and the last's `seen_at`. All rows of a message and queue have the `first_position` of a copy
     from `since` on, null where there is none.
     """
     is_queue = F.coalesce(F.col("kind") == "queue", F.lit(False))
@@ -90,11 +90,11 @@ def judged(parts: DataFrame, are_late: DataFrame, queues: Collection[str], withi
     without a record is undetermined; and so is one in another queue than its record says, unless it is confirmed and
     seen in none of those: another record may say more.
 
-    Of a message that has a confirmed record no refused one counts. What was seen in a queue of no ring counts only for
-    a message that may be in any queue, or in several, since an exchange got it or RabbitMQ was left to route it: it may
-    be another exchange's, with the same id. What has no judged record is none of ours where another record has its
-    `message_id`, or where it was not seen `within` the time that the records are of. What has one is undetermined where
-    a copy too many, or in another queue, may be of another record's message with the same id.
+    If a message has a confirmed record, no refused one counts. A copy seen in a queue of no ring counts only for a
+    message that may be in any queue, or in several, since an exchange got it or RabbitMQ was left to route it: it may
+    be another exchange's, with the same id. A message without a judged record is none of ours where another record has
+    its `message_id`, or where it was not seen `within` the time that the records are of. One with a judged record is
+    undetermined where a copy too many, or in another queue, may be of another record's message with the same id.
 
     Columns: `message_id`, `records`, `confirmed`, `queues`, `copies`, `seen_queues`, `copies_before` (too early to be
     of its records), `copies_elsewhere` (in queues of no ring), `repeated` (one was confirmed, and another has arrived

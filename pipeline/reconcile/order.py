@@ -17,9 +17,9 @@ def chunks(parts: DataFrame) -> DataFrame:
     """Return the messages of `together` that have an order, and a hot key's cut into chunks of about equal size.
 
     Columns: those of ORDERED, `message_id`, `position` (of the first copy in the queue), `published_at` and `told_at`,
-    `is_hot`, whether its key has more messages than a task should get, and `chunk`, 0 for other keys. Of messages that
-    share the columns of ORDERED, those in a later chunk have later positions, and equal positions are in one chunk. A
-    chunk has no more messages than an equal share for each task of a shuffle, but for those at one position.
+    `is_hot`, whether its key has more messages than a task should get, and `chunk`, 0 for other keys. Among messages
+    that share the columns of ORDERED, those in a later chunk have later positions, and equal positions are in one
+    chunk. A chunk has no more messages than an equal share for each task of a shuffle, but for those at one position.
     """
     tasks = max(2, int(parts.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0))
     placed = parts.where("told_at is not null and first_position is not null").select(

@@ -187,7 +187,7 @@ class Findings:
 
     @property
     def doubt(self) -> str:
-        """What the sample cannot tell, in words; empty if it tells enough."""
+        """A sentence on the figures that the sample cannot tell; empty if it tells enough."""
         return doubt(self.sample, [self.max_over_fair])
 
     @property

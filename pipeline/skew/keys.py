@@ -112,6 +112,6 @@ def above(counts: DataFrame, limits: DataFrame) -> DataFrame:
 def spread(counts: DataFrame) -> DataFrame:
     """Return how many `keys` have how many `messages`, of each SCOPE; few rows whatever the keys are.
 
-    Of rows of `by_slot` these are slots.
+    If `counts` has rows of `by_slot`, `keys` is a number of slots.
     """
     return counts.groupBy(*SCOPE, "messages").agg(F.count("*").alias("keys"))

@@ -32,8 +32,8 @@ def message_loads(spark: SparkSession, counts: DataFrame, rings: Rings) -> DataF
 def _by_owner(spark: SparkSession, slots: DataFrame, rings: Rings, *sums: str) -> DataFrame:
     """Return the sums of rows of slots, each slot once in a SCOPE, by the owner.
 
-    One task gets all of a SCOPE, at most 2^20 rows however many records there are. So it decides the owners of those
-    slots that have a row, and no ring is built, sent or kept, however many rings there are.
+    One task gets all of a SCOPE, at most 2^20 rows however many records there are. It decides the owners of those slots
+    that have a row, so no ring is built, sent or kept, however many rings there are.
     """
     weights = spark.sparkContext.broadcast({name: dict(one) for name, one in rings.items()})
     schema = f"{SCOPES}, kind string, name string, {', '.join(f'{name} long' for name in sums)}"

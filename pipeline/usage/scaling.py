@@ -1,7 +1,7 @@
 """Estimates of `usage` for all publishes, from a sampled journal, with their 95% intervals: those of pipeline.sampling.
 
-What was drawn are slots, each with all messages of its keys, so how far a total may be off depends on how unlike slots
-are. A row of `usage` cannot keep the messages of every slot, and a slot has messages in many rows. So slots are dealt
+A sample draws slots, each with all messages of its keys, so how far a total may be off depends on how unlike slots are.
+A row of `usage` cannot keep the messages of every slot, and a slot has messages in many rows. Slots are therefore dealt
 out to GROUPS groups, whose sums add up where rows merge, as all other sums do. A group is one unit of the sample: how
 much the sums of groups differ tells the variance of their total (Wolter, Introduction to Variance Estimation, chapter
 2), and a group with a hot key stands out as the key's slot would.
@@ -115,7 +115,7 @@ def sample_of(whole: Row) -> Sample | None:
 def part(of: Row, whole: Row, name: str = "messages") -> Estimate:
     """Return the estimate of a row's messages or bytes, by the heavy groups of another row, which it is in.
 
-    So parts add up to the whole, and a part of few records is not judged by those alone.
+    Parts then add up to the whole, and a part of few records is not judged by those alone.
     """
     counted, sample = float(of[name]), estimated(whole[name], whole[f"{name}_groups"])[1]
     if sample is None:
@@ -129,8 +129,8 @@ def share(of: Row, whole: Row) -> Estimate:
     The interval has every share that would put the estimate within so many standard errors (Wilson's score interval),
     each error as of a draw of so many keys that are alike. Three figures tell how many those are, of which the least
     counts: how the groups' shares differ, which says little where a destination has few keys, and nothing where it has
-    all; how the groups' sums of all messages differ; and how many keys there are. So the interval has a width wherever
-    a key may have been left out. A heavy group counts as it is.
+    all; how the groups' sums of all messages differ; and how many keys there are. The interval then has a width
+    wherever a key may have been left out. A heavy group counts as it is.
     """
     sample = sample_of(whole)
     if sample is None:

@@ -1,7 +1,7 @@
 """Weights under which each destination gets its fair share of a demand, found by a search that ends after some seconds.
 
 By weights w, slot i belongs to the destination d with the least E[i, d] / w[d], where E is the slot's score of that
-destination at weight 1 (`ring.scores`). So while all other weights stay, slot i goes to d as soon as w[d] exceeds the
+destination at weight 1 (`ring.scores`). While all other weights stay, slot i goes to d as soon as w[d] exceeds the
 threshold E[i, d] / min(E[i, j] / w[j] for other j). Between two thresholds nothing changes. One sort of the thresholds
 therefore tells the load of all destinations for every weight that d may have, and the best of these is found exactly:
 a step. Steps are made for the busiest destination and for random ones until none helps.
@@ -12,7 +12,7 @@ for each of the destinations with the largest fair shares, with the weight that 
 weights of the best ones so far are changed at random before each descent, until the work is used up. The work is
 counted in steps, not in seconds, so that the same demand gets the same advice on every machine.
 
-Of the heaviest slots each is placed; of all others together a destination gets what it got in the last exact count,
+Each of the heaviest slots is placed; of all others together a destination gets what it got in the last exact count,
 times what its share of the weights has become since. The best weights are counted exactly by the ring itself, and the
 search goes on from that count for some rounds.
 """
@@ -51,7 +51,7 @@ _STARTS = 16
 _ROOM = 4
 """The factor by which every weight may grow, as far as MAX_WEIGHT allows; the rest of it makes steps fine."""
 _EVEN = 1e-3
-"""What the evenness of all loads counts beside the greatest load, so that a step helps that lowers a second one."""
+"""The weight of the evenness of all loads beside the greatest load, so that a step helps that lowers a second one."""
 _SEED = 1
 
 
@@ -107,7 +107,7 @@ class _Search:
         self._scores = scores_of(got.destinations, demand.slots[which])
         weights = np.array(got.weights, np.float64)
         its = np.bincount(self._owners(weights), self._messages, len(weights))
-        # Of all lighter slots: what each destination got for its share of the weights.
+        # For each destination, the messages that lighter slots brought for its share of the weights.
         self._light = np.maximum(0.0, got.messages - its) / weights * weights.sum()
         if not self._light.any() or len(which) == len(demand.messages):
             self._light[:] = 0.0

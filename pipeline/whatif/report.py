@@ -136,7 +136,8 @@ def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
 
 
 def _doubt(found: Findings) -> str:
-    return doubt(found.published.messages.sample, [found.max_over_fair.present, found.max_over_fair.proposed])
+    told = [found.max_over_fair.present, found.max_over_fair.proposed, found.moved.of_messages]
+    return doubt(found.published.messages.sample, told)
 
 
 def _destination(row: tuple[Any, ...]) -> Sequence[object]:

@@ -1,4 +1,4 @@
-"""What pages say of a sample that tells too little, and the intervals on their bars."""
+"""The sentences of pages on a sample that tells too little, and the intervals on their bars."""
 
 import numpy as np
 from matplotlib.container import ErrorbarContainer

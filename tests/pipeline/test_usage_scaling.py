@@ -68,7 +68,7 @@ def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSessi
 
 
 def test_a_hot_key_inside_the_sample_makes_no_share_sure() -> None:
-    """Of 30,000 messages 14,300 have one destination, 9,000 of them one key, which the sample of 1% has."""
+    """One destination has 14,300 of 30,000 messages, 9,000 of them of one key, which the sample of 1% has."""
     random = np.random.default_rng(4)
     its, others = (random.multinomial(count, [1 / GROUPS] * GROUPS) for count in (53, 157))
     its[2] += 9000
@@ -163,7 +163,7 @@ def test_one_key_may_be_all_that_there_is(spark: SparkSession) -> None:
 
 
 def test_a_hot_key_inside_counts_once_in_the_table(spark: SparkSession) -> None:
-    """Of 30,000 messages 9,000 are of one key, which the sample of 1% has; the others are of 105 keys in it."""
+    """One key has 9,000 of 30,000 messages, which the sample of 1% has; the others are of 105 keys in it."""
     random = np.random.default_rng(6)
     slots = random.integers(0, SLOTS // 100, 105)
     counts = [*random.geometric(0.5, 105).tolist(), 9000]

@@ -1,4 +1,4 @@
-"""What jobs cost, by Spark's and Hadoop's own counts: the bytes that they read, the rows that they move, the sorts."""
+"""The cost of jobs, by Spark's and Hadoop's own counts: the bytes that they read, the rows that they move, sorts."""
 
 from pathlib import Path
 from typing import Any
