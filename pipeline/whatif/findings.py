@@ -62,6 +62,11 @@ class Findings:
         """The messages of each destination of the proposed ring, with their intervals."""
         return self.published.gets(self.proposed.ring)
 
+    @cached_property
+    def got_advised(self) -> dict[Destination, Estimate]:
+        """The messages of each destination of the advised ring, with their intervals."""
+        return self.published.gets(self.advice.spec.ring)
+
     @property
     def weights_help(self) -> bool:
         """Whether other weights than the proposed even the load better."""

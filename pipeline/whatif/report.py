@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pipeline import plots
 from pipeline.about import About
 from pipeline.doubt import doubt
-from pipeline.formats import Number, count, interval, percent, size
+from pipeline.formats import Number, about, count, estimate, interval, percent, size
 from pipeline.names import natural, shortened
 from pipeline.report import Grade, Report
 from pipeline.sampling import Estimate
@@ -25,8 +25,8 @@ def answer(found: Findings) -> list[str]:
     return [
         f"{interval(*found.moved.of_messages)} of the messages would move to another queue"
         f" ({percent(found.native.of_messages.value)} with RabbitMQ's own {found.present.exchange_type}).",
-        f"Busiest now: {_busiest(found.before, over_fair.present)}.",
-        f"Busiest then: {_busiest(found.after, over_fair.proposed)}.",
+        f"Busiest now: {_busiest(found.before, found.got_before, over_fair.present)}.",
+        f"Busiest then: {_busiest(found.after, found.got_after, over_fair.proposed)}.",
     ]
 
 
@@ -49,15 +49,15 @@ def limits(told: Mapping[str, Any]) -> str:
 
 
 def report(
-    found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, present: str, about: About
+    found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, present: str, head: About
 ) -> Report:
     """Return the HTML file's content.
 
     `told` is the verdict, `moved` the first of the keys that move, `present` says where the present ring is from, and
-    `about` is the page's head.
+    `head` is the page's head.
     """
     lead = " ".join([*answer(found), _doubt(found)]).rstrip()
-    page = Report("What if: what would the change move?", _grade(found, told), lead, about)
+    page = Report("What if: what would the change move?", _grade(found, told), lead, head)
     page.text(limits(told))
     page.text(present)
     if told["sample"] < 1:
@@ -75,7 +75,7 @@ def report(
     ):
         if told["left_out"][name]:
             page.text(f"{told['left_out'][name]:,} records are left out: {reason}.")
-    if "Journal" in about:
+    if "Journal" in head:
         page.text("This job does not look for missing records. The job usage does.")
     page.heading("How many messages would move?")
     page.figure(_moves(found), "Share of the messages that change their queue")
@@ -90,7 +90,7 @@ def report(
     )
     each = ["weight", "messages", "share", "in fair shares"]
     columns = ["queue", *each, *(f"new {name}" for name in each)]
-    page.table(columns, [_destination(row) for row in _rows(found)])
+    page.table(columns, [_destination(found, row) for row in _rows(found)])
     page.heading("Would other weights be better?")
     _weights(page, found, heaviest)
     page.heading("Which keys would move?")
@@ -118,11 +118,15 @@ def as_text(key: bytes | None) -> str:
     return text if text.isprintable() and "\ufffd" not in text else bytes(key).hex()
 
 
-def _busiest(load: Load, over_fair: Estimate) -> str:
+def _busiest(load: Load, got: Mapping[Destination, Estimate], over_fair: Estimate) -> str:
     """Return the busiest queue by name, with its share of the messages and its load in fair shares."""
-    which = int(np.argmax(load.over_fair))
-    share = float(load.messages[which] / load.messages.sum())
-    return f"{load.destinations[which]} with {percent(share)} of the messages, {_times(over_fair)} times its fair share"
+    busiest = load.destinations[int(np.argmax(load.over_fair))]
+    share = interval(*_part(got[busiest], load.messages.sum()))
+    return f"{busiest} with {share} of the messages, {_times(over_fair)} times its fair share"
+
+
+def _part(of: Estimate, whole: float) -> Estimate:
+    return Estimate(*(float(end / whole) for end in of))
 
 
 def _times(told: Estimate) -> str:
@@ -140,18 +144,26 @@ def _doubt(found: Findings) -> str:
     return doubt(found.published.messages.sample, told)
 
 
-def _destination(row: tuple[Any, ...]) -> Sequence[object]:
-    kind, name, *figures = row
-    return (_name(kind, name), *_cells(*figures[:5]), *_cells(*figures[5:10]))
+def _destination(found: Findings, row: tuple[Any, ...]) -> Sequence[object]:
+    which, now, then = Destination(*row[:2]), row[2:4], row[7:9]
+    cells = _cells(which, *now, found.before, found.got_before), _cells(which, *then, found.after, found.got_after)
+    return (_name(*which), *cells[0], *cells[1])
 
 
 def _name(kind: str, name: str) -> str:
     return name if kind == "queue" else f"exchange {name}"
 
 
-def _cells(weight: int | None, messages: int, _: int, share: float, over_fair: float | None) -> Sequence[object]:
+def _cells(
+    which: Destination, weight: int | None, messages: int, load: Load, got: Mapping[Destination, Estimate]
+) -> Sequence[object]:
     """Return the table's cells for one destination in one ring; the ring may lack the destination."""
-    return weight, count(messages), percent(share), over_fair
+    if which not in got:
+        return weight, count(messages), percent(0), None
+    share = _part(got[which], load.messages.sum())
+    over_fair = _part(share, load.fair[load.destinations.index(which)])
+    told = count(messages) if share.low == share.high else interval(*got[which], about)
+    return weight, told, interval(*share), interval(*over_fair, estimate)
 
 
 def _rows(found: Findings) -> list[tuple[Any, ...]]:
@@ -172,7 +184,7 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
         )
         page.table(
             ["queue", "proposed weight", "advised weight", "messages", "share", "in fair shares"],
-            [_advised(row) for row in _rows(found) if row[12] is not None],
+            [_advised(found, row) for row in _rows(found) if row[12] is not None],
         )
         page.text(
             "The table has what each queue would get. To check the weights, give the file advised.json beside this page"
@@ -191,10 +203,10 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
         )
 
 
-def _advised(row: tuple[Any, ...]) -> Sequence[object]:
+def _advised(found: Findings, row: tuple[Any, ...]) -> Sequence[object]:
     """Return the table's cells for one queue of the advised ring."""
-    kind, name, *_, advised, messages, share, over_fair = row
-    return _name(kind, name), row[7], advised, count(messages), percent(share), over_fair
+    which, advised = Destination(*row[:2]), row[12:14]
+    return (_name(*which), row[7], *_cells(which, *advised, found.advice.load, found.got_advised))
 
 
 def _moves(found: Findings) -> Figure:

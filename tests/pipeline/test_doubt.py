@@ -1,5 +1,7 @@
 """The sentences of pages on a sample that tells too little, and the intervals on their bars."""
 
+import re
+
 import numpy as np
 from matplotlib.container import ErrorbarContainer
 from pyspark.sql import Row
@@ -75,6 +77,12 @@ def test_whatif_says_so_and_is_not_good() -> None:
         page = report(found, told, [], Row(key=b"k", slot=0, messages=1), "", {}).html()
         assert (UNKNOWN in page) is said
         assert not said or "To look at" in page
+        # An estimated count has three digits, and it and the others have their intervals; also in the first lines.
+        row = page.partition("<td>orders.1</td>")[2].partition("</tr>")[0]
+        assert len(re.findall(r">[0-9,]+00 \([0-9,]+ to [0-9,]+\)<", row)) == 2
+        assert len(re.findall(r">[0-9.]+% \([0-9.]+% to [0-9.]+%\)<", row)) == 2
+        assert len(re.findall(r">[0-9.]+ \([0-9.]+ to [0-9.]+\)<", row)) == 2
+        assert re.search(r"Busiest now: queue orders\.. with [0-9.]+% \([0-9.]+% to ", page)
         bars = [one for one in _loads(found).axes[0].containers if isinstance(one, ErrorbarContainer)]
         assert len(bars) == 2  # now and then
 
