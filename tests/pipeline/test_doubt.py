@@ -82,7 +82,7 @@ def test_whatif_says_so_and_is_not_good() -> None:
         assert len(re.findall(r">[0-9,]+00 \([0-9,]+ to [0-9,]+\)<", row)) == 2
         assert len(re.findall(r">[0-9.]+% \([0-9.]+% to [0-9.]+%\)<", row)) == 2
         assert len(re.findall(r">[0-9.]+ \([0-9.]+ to [0-9.]+\)<", row)) == 2
-        assert re.search(r"Busiest now: queue orders\.. with [0-9.]+% \([0-9.]+% to ", page)
+        assert re.search(r"Busiest now: queue &#x27;orders\.1&#x27; with [0-9.]+% \([0-9.]+% to ", page)
         bars = [one for one in _loads(found).axes[0].containers if isinstance(one, ErrorbarContainer)]
         assert len(bars) == 2  # now and then
 
