@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from pipeline.sampling import Estimate
 from pipeline.schema import OUTCOMES
 from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, Bar, Findings, find, wider
-from pipeline.usage.report import _timeline, report
+from pipeline.usage.report import _latencies, _timeline, report
 from pipeline.usage.windows import usage
 from tests.pipeline.records import START, published, ring_of, write_journal
 
@@ -170,6 +170,18 @@ def findings(p50: int, p99: int, buckets: dict[int, int], keys: float) -> Findin
         [],
         gaps.Missing(0, 0),
     )
+
+
+@pytest.mark.parametrize("last", range(24, latency.BUCKETS - 1, 10))
+def test_labels_of_latencies_stand_apart(last: int) -> None:
+    figure = _latencies(findings(512, 4096, {20: 3, last: 1}, 3.0))
+    figure.canvas.draw()
+    spread = figure.axes[1]
+    low, high = spread.get_xlim()
+    ticks = zip(spread.get_xticks(), spread.get_xticklabels(), strict=True)
+    boxes = [label.get_window_extent() for tick, label in ticks if low <= tick <= high]
+    assert boxes
+    assert all(one.x1 + 3 < other.x0 for one, other in pairwise(boxes))
 
 
 @pytest.mark.parametrize(("high", "end"), [(4.0, 4.2), (100.0, 9.0)])
