@@ -12,6 +12,7 @@ from pipeline.names import shortened
 from pipeline.sampling import Estimate
 
 mpl.use("svg")
+from matplotlib.axis import XAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     EngFormatter,
@@ -87,7 +88,7 @@ def durations(axis: "Axis", *, log: bool = False) -> None:
     """Write times, in microseconds, along an axis with their units."""
     if log:
         # Half a plot has room for three labels beside each other.
-        most = 3 if axis.axis_name == "x" else 5
+        most = 3 if isinstance(axis, XAxis) else 5
         axis.set_major_locator(LogLocator(10, subs=(1.0, 3.0) if _decades(axis) < 2 else (1.0,), numticks=most))
         axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda micros, _: duration(micros)))

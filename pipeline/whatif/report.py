@@ -146,7 +146,7 @@ def _doubt(found: Findings) -> str:
 
 def _destination(found: Findings, row: tuple[Any, ...]) -> Sequence[object]:
     which, now, then = Destination(*row[:2]), row[2:4], row[7:9]
-    cells = _cells(which, *now, found.before, found.got_before), _cells(which, *then, found.after, found.got_after)
+    cells = _cells(which, found.before, found.got_before, *now), _cells(which, found.after, found.got_after, *then)
     return (_name(*which), *cells[0], *cells[1])
 
 
@@ -155,7 +155,7 @@ def _name(kind: str, name: str) -> str:
 
 
 def _cells(
-    which: Destination, weight: int | None, messages: int, load: Load, got: Mapping[Destination, Estimate]
+    which: Destination, load: Load, got: Mapping[Destination, Estimate], weight: int | None, messages: int
 ) -> Sequence[object]:
     """Return the table's cells for one destination in one ring; the ring may lack the destination."""
     if which not in got:
@@ -206,7 +206,7 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
 def _advised(found: Findings, row: tuple[Any, ...]) -> Sequence[object]:
     """Return the table's cells for one queue of the advised ring."""
     which, advised = Destination(*row[:2]), row[12:14]
-    return (_name(*which), row[7], *_cells(which, *advised, found.advice.load, found.got_advised))
+    return (_name(*which), row[7], *_cells(which, found.advice.load, found.got_advised, *advised))
 
 
 def _moves(found: Findings) -> Figure:
