@@ -34,7 +34,8 @@ SLOW_READING = 2.0
 """
 DRAIN_TIME, CLOSING = 5.0, 2.0
 """Seconds for what is in flight at SIGTERM, and for the closing behind it: docs/how-to/operate.md says so."""
-LIMITS = Limits(SYNC_INTERVAL + 3 * SLOW_READING, stale_after=RING_MAX_AGE + 1.0)
+LOOKUP_TIMEOUT = 2.0
+LIMITS = Limits(SYNC_INTERVAL + 3 * SLOW_READING, stale_after=RING_MAX_AGE + 1.0, waits=LOOKUP_TIMEOUT)
 
 SETTINGS = {
     "route": f"%2F/{EXCHANGE}",  # by name, so that a sidecar is not ready until it has read the bindings
@@ -42,7 +43,7 @@ SETTINGS = {
     "settle_time": f"{SETTLE_TIME}",
     "on_stale": "refuse",
     "management_timeout": "1",
-    "lookup_timeout": "2",
+    "lookup_timeout": f"{LOOKUP_TIMEOUT}",
     "confirm_timeout": "4",
     "drain_time": f"{DRAIN_TIME}",
 }

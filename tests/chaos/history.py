@@ -29,6 +29,8 @@ class Deletion(NamedTuple):
     queue: str
     begin: float
     done: float
+    unread_from: float = float("inf")
+    """The time from which nobody consumed the queue. Infinite if it was consumed until its deletion."""
 
 
 class Span(NamedTuple):
@@ -46,14 +48,24 @@ class Hang(NamedTuple):
     queues: tuple[str, ...]
 
 
+class Flap(NamedTuple):
+    """A bound queue was deleted, and made anew and deleted again several times; it was bound in the end."""
+
+    queue: str
+    begin: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How long a proxy may route by bindings that have changed since, in seconds."""
+    """How long a proxy may route by bindings that have changed since, and wait for new ones, in seconds."""
 
     grace: float
     """Once the bindings can be read: the sync interval, the settle time, and what a busy machine takes."""
     stale_after: float
     """While they cannot be read at all: `ring_max_age` of a proxy that then refuses to route, and some more."""
+    waits: float
+    """For a reading that tells where a message goes which came back: `lookup_timeout`."""
 
 
 @dataclass
@@ -68,10 +80,15 @@ class History:
     down: list[Span] = field(default_factory=list)
     """Times in which no request for bindings was answered at all; impaired they are, too."""
     hangs: list[Hang] = field(default_factory=list)
+    flaps: list[Flap] = field(default_factory=list)
 
     @property
     def current(self) -> Weights:
         return self.changes[-1].weights if self.changes else self.weights
+
+    def is_impaired(self, begin: float, end: float) -> bool:
+        """Return whether bindings could not be relied on to be readable at some moment between these times."""
+        return any(begin < span.end and span.begin < end for span in self.impaired)
 
     def impaired_for(self) -> float:
         """Return the seconds in all."""
@@ -84,12 +101,8 @@ class History:
     def seen_deletions(self, around: float) -> int:
         """Deletions of bound queues, where the bindings could be read for so many seconds before and after, too."""
         left = {change.begin for change in self.changes}
-
-        def impaired(begin: float, end: float) -> bool:
-            return any(begin < span.end and span.begin < end for span in self.impaired)
-
         return sum(
-            deleted.begin in left and not impaired(deleted.begin - around, deleted.done + around)
+            deleted.begin in left and not self.is_impaired(deleted.begin - around, deleted.done + around)
             for deleted in self.deletions
         )
 
@@ -164,6 +177,10 @@ class Rings:
     def queues(self, sent: float, latest: float) -> set[str]:
         """Return the queues that were bound, or may have seemed so, between these times."""
         return {destination.name for era in self._between(sent, latest) for destination in era.ring.destinations}
+
+    def prompt(self, sent: float, told: float) -> bool:
+        """Return whether a message was answered before its wait for a reading may have ended without one."""
+        return told - sent < self._limits.waits and not self._history.is_impaired(sent, told)
 
     def stale(self, sent: float, told: float) -> bool:
         """Whether every ring was too old to route by, from before a message was sent until after it was answered."""

@@ -7,13 +7,15 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.chaos.history import Deletion, Hang, History, Limits, Rings
+from tests.chaos.history import Deletion, Flap, Hang, History, Limits, Rings
 
 UNKNOWN_FOR = 15.0
 """Seconds after a publisher gave up in which its bytes, held up somewhere, may still be routed."""
 
 AROUND_A_DELETION = 0.5
-"""Seconds before and after a deletion in which a message may have been on its way to the queue."""
+"""Seconds before and after a deletion in which a message may have been on its way to the queue. If nobody consumed the
+queue, they count from when that began.
+"""
 
 STANDSTILL = 3.0
 """Seconds for which a publisher may be confirmed nothing while the management API hangs: one request's time-out,
@@ -101,6 +103,8 @@ class Verdict:
     """Seconds in which nothing might be routed, as every ring was too old."""
     moved: int = 0
     """Such pairs that were not, while the ring of their key changed."""
+    flapped: int = 0
+    """Messages of queues that flapped meanwhile, answered in time: none of them may come back."""
     standstills: dict[str, float] = field(default_factory=dict)
     """By publisher: the longest time, in seconds, in which it was confirmed nothing while the management API hung."""
 
@@ -136,6 +140,8 @@ class _Judge:
                 self._ordered(copy, found, last)
         for identity, note in by_id.items():
             self._counted(note, times[identity])
+        for flap in self._history.flaps:
+            self._stood(flap, by_id.values())
         for hang in self._history.hangs:
             self._went_on(hang, by_id.values())
         return self._verdict
@@ -220,6 +226,19 @@ class _Judge:
         if not well:
             self._fault(f"nobody was well as the management API began to hang at {hang.begin:.3f}: this says nothing")
 
+    def _stood(self, flap: Flap, notes: Iterable[Note]) -> None:
+        """Judge whether messages of a queue that flapped went to a queue, as others stood all the while.
+
+        A nack may be the broker's own, which nacks what reaches a queue as that goes.
+        """
+        judged = [note for note in notes if flapped(note, flap, self._rings, self._fleet)]
+        self._verdict.flapped += len(judged)
+        for note in judged:
+            if note.outcome == Told.RETURNED:
+                self._fault(f"{title(note)} came back while {flap.queue} flapped, and other queues stood")
+        if not judged:
+            self._fault(f"no message was judged while {flap.queue} flapped from {flap.begin:.3f}: this says nothing")
+
     def _stayed(self, note: Note, hang: Hang) -> bool:
         """Return whether no ring of the time before the hang had its key in a queue that went."""
         return self._rings.owners(note.key, hang.begin - STANDSTILL, hang.begin).isdisjoint(hang.queues)
@@ -233,13 +252,24 @@ class _Judge:
     def _deleted(self, queues: set[str], begin: float, end: float, after: float = AROUND_A_DELETION) -> Deletion | None:
         """Return a deletion of one of these queues between these times, or so many seconds before."""
         for deletion in self._history.deletions:
-            near = deletion.begin - AROUND_A_DELETION <= end and begin <= deletion.done + after
+            since = min(deletion.begin, deletion.unread_from) - AROUND_A_DELETION
+            near = since <= end and begin <= deletion.done + after
             if near and deletion.queue in queues:
                 return deletion
         return None
 
     def _fault(self, words: str) -> None:
         self._verdict.faults.append(words)
+
+
+def flapped(note: Note, flap: Flap, rings: Rings, fleet: Fleet) -> bool:
+    """Return whether a message may have come back from a queue that flapped, and must have been published again."""
+    return (
+        flap.begin <= note.sent <= flap.end
+        and note.publisher not in fleet.native
+        and rings.prompt(note.sent, note.told)
+        and flap.queue in rings.owners(note.key, note.sent, note.latest)
+    )
 
 
 def title(note: Note) -> str:

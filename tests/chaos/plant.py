@@ -1,12 +1,27 @@
-"""Plants a loss, a misroute and a duplicate in what a run found: the judge must see each, in that very run."""
+"""Plants a loss, a misroute, a duplicate and a return in what a run found: the judge must see each in that run."""
 
 from collections.abc import Mapping, Sequence
 
 from tests.chaos.history import History, Limits, Rings
-from tests.chaos.oracle import Copy, Fleet, Note, Told
+from tests.chaos.oracle import Copy, Fleet, Note, Told, flapped
 
 PLANTED = ("was confirmed and is in no queue", "and not in [", "is 2 times in queues")
-"""What the judge must say."""
+"""What the judge must say of the copies."""
+
+RETURNED = " flapped, and other queues stood"
+"""What the judge must say of a run in which a queue flapped, too."""
+
+
+def returned(notes: Sequence[Note], history: History, limits: Limits, fleet: Fleet) -> list[Note]:
+    """Return the notes; the first message of a queue that flapped came back, if any queue did.
+
+    The judge calls a run red in which there is no such message.
+    """
+    rings = Rings(history, limits)
+    for at, note in enumerate(notes):
+        if any(flapped(note, flap, rings, fleet) for flap in history.flaps):
+            return [*notes[:at], note._replace(outcome=Told.RETURNED), *notes[at + 1 :]]
+    return list(notes)
 
 
 def planted(

@@ -26,7 +26,7 @@ def test_what_is_bound_now(history: History) -> None:
 def test_owners_on_every_ring_of_the_time(
     history: History, sent: float, latest: float, weights: list[dict[str, int]]
 ) -> None:
-    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0, waits=2.0))
     for key in KEYS:
         assert rings.owners(key, sent, latest) == {owner(bound, key) for bound in weights}
     assert rings.queues(sent, latest) == {queue for bound in weights for queue in bound}
@@ -34,7 +34,7 @@ def test_owners_on_every_ring_of_the_time(
 
 def test_what_has_left_may_be_kept_beside_what_is_new(history: History) -> None:
     """A removal must settle, and additions count at once; once that time is over, no more."""
-    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0, waits=2.0))
     both = {**BEFORE, **AFTER}
     assert {owner(both, key) for key in KEYS} == {"q1", "q2", "q3"}
     for key in KEYS:
@@ -47,7 +47,7 @@ def test_a_queue_that_was_deleted_may_have_left_before_what_is_kept(history: His
     """A message that comes back tells of it at once; nothing tells of what was only unbound."""
     last = {"q3": 2}
     history.changes.append(Change(101.5, 101.6, last))
-    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0, waits=2.0))
     without = {"q1": 1, **last}
     assert any(owner(without, key) != owner({**BEFORE, **AFTER}, key) for key in KEYS)
     for key in KEYS:
@@ -61,7 +61,7 @@ def test_a_queue_that_was_deleted_may_have_left_before_what_is_kept(history: His
 
 def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history: History) -> None:
     history.impaired += [Span(104.0, 105.0), Span(102.0, 103.0)]
-    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0, waits=2.0))
     assert "q1" in rings.queues(106.9, 106.9)
     assert "q1" not in rings.queues(107.1, 107.1)
 

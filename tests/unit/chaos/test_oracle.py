@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.chaos.history import Change, Deletion, Hang, History, Limits, Span
+from tests.chaos.history import Change, Deletion, Flap, Hang, History, Limits, Span
 from tests.chaos.oracle import STANDSTILL, Copy, Fleet, Note, Told, Verdict, judge
-from tests.chaos.plant import PLANTED, planted
+from tests.chaos.plant import PLANTED, RETURNED, planted, returned
 from tests.integration.rings import owner
 
 QUEUES = ("q1", "q2", "q3")
-LIMITS = Limits(grace=2.0, stale_after=10.0)
+LIMITS = Limits(grace=2.0, stale_after=10.0, waits=2.0)
 FLEET = Fleet(
     "orders", native=frozenset({"native"}), order_of_confirmed=frozenset({"single"}), lasting=frozenset({"p"})
 )
@@ -165,6 +165,14 @@ def test_confirmed_messages_may_go_with_their_queue_and_no_others(queue: str, at
     assert verdict.exempt.total() == exempt
 
 
+@pytest.mark.parametrize(("unread_from", "exempt"), [(float("inf"), False), (100.9, False), (100.4, True)])
+def test_confirmed_messages_may_go_with_a_queue_that_nobody_consumed(unread_from: float, exempt: bool) -> None:
+    """However long the queue lived: nobody took out of it what came meanwhile."""
+    one, past = moving()._replace(sent=99.9, told=100.0), history()
+    past.deletions.append(Deletion("q1", 105.0, 105.1, unread_from))
+    assert (judged([one], [], past).faults == []) == exempt
+
+
 def test_a_native_message_is_judged_for_loss_and_not_for_its_queue() -> None:
     native = note(1, 100, publisher="native")
     assert judged([native], [copy(native, elsewhere(native))]).faults == []
@@ -260,6 +268,62 @@ def test_who_was_not_well_before_a_hang_is_not_judged_by_it_and_one_must_be() ->
     assert fault.startswith("nobody was well")
 
 
+FLAP = Flap("q1", 103.0, 106.0)
+
+
+def flapping() -> History:
+    """Give q1 deleted at 103.5, made anew at 104.5, deleted at 104.6, and made anew once more at 105.5."""
+    past, left = history(), {"q2": 1, "q3": 1}
+    for begin, weights in ((103.5, left), (104.5, past.weights), (104.6, left), (105.5, past.weights)):
+        past.changes.append(Change(begin, begin + 0.02, weights))
+    past.deletions += [Deletion("q1", 103.5, 103.52), Deletion("q1", 104.6, 104.62, 104.5)]
+    past.flaps.append(FLAP)
+    return past
+
+
+def came_back(*, key: str, sent: float = 104.7, took: float = 0.3, publisher: str = "p") -> list[Note]:
+    """Return the notes of a run, the last one of a message of that key, which came back."""
+    return [*NOTES, Note(publisher, "1", 1000, key, sent, sent + took, Told.RETURNED)]
+
+
+def test_a_message_of_a_queue_that_flaps_may_not_come_back() -> None:
+    assert judged(NOTES, COPIES, flapping()).faults == []
+    key = moving().key
+    (fault,) = judged(came_back(key=key), COPIES, flapping()).faults
+    assert fault.startswith("p 1000 (")
+    assert fault.endswith("came back while q1 flapped, and other queues stood")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        came_back(key=moving().key, sent=102.9),  # before it flapped
+        came_back(key=moving().key, sent=106.1),  # and after it
+        came_back(key=moving().key, took=2.0),  # answered when no reading had come in time
+        came_back(key=moving().key, publisher="native"),
+        came_back(key=next(one.key for one in NOTES if owner(QUEUES, one.key) == "q2")),
+        [*NOTES, came_back(key=moving().key)[-1]._replace(outcome=Told.NACKED)],  # which may be the broker's own
+    ],
+)
+def test_other_messages_may_come_back_while_a_queue_flaps(other: list[Note]) -> None:
+    assert judged(other, COPIES, flapping()).faults == []
+
+
+@pytest.mark.parametrize(("span", "right"), [(Span(103.9, 104.8), True), (Span(105.1, 105.5), False)])
+def test_a_message_may_come_back_while_bindings_cannot_be_read(span: Span, right: bool) -> None:
+    past = flapping()
+    past.impaired.append(span)
+    assert (judged(came_back(key=moving().key), COPIES, past).faults == []) == right
+
+
+def test_a_flap_of_which_no_message_is_judged_says_nothing() -> None:
+    assert judged(NOTES, COPIES, flapping()).flapped > 0
+    past = flapping()
+    past.impaired.append(Span(100.0, 110.0))
+    (fault,) = judged(NOTES, COPIES, past).faults
+    assert fault == "no message was judged while q1 flapped from 103.000: this says nothing"
+
+
 def test_a_message_written_down_twice() -> None:
     assert len(judged([NOTES[0], NOTES[0]], COPIES[:1]).faults) == 1
 
@@ -270,3 +334,13 @@ def test_what_is_planted_in_a_run_is_found() -> None:
     assert len(copies) == len(COPIES)
     for words in PLANTED:
         assert sum(words in fault for fault in faults) == 1
+
+
+def test_a_return_that_is_planted_in_a_run_is_found() -> None:
+    past = flapping()
+    notes = returned(NOTES, past, LIMITS, FLEET)
+    faults = judged(notes, planted(NOTES, COPIES, past, LIMITS, FLEET), past).faults
+    assert len(faults) == len(PLANTED) + 1
+    for words in (*PLANTED, RETURNED):
+        assert sum(words in fault for fault in faults) == 1
+    assert returned(NOTES, history(), LIMITS, FLEET) == NOTES
