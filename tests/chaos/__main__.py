@@ -25,7 +25,7 @@ from tests.chaos.faults import Injector
 from tests.chaos.health import MIB, Sample, observe, unwell, worst
 from tests.chaos.hostile import Attacks
 from tests.chaos.oracle import Note, Told, Verdict, judge
-from tests.chaos.plant import PLANTED, planted
+from tests.chaos.plant import PLANTED, RETURNED, planted, returned
 from tests.chaos.queues import EXCHANGE, Queues
 from tests.chaos.schedule import Fault, Kind, schedule
 from tests.chaos.watch import watch
@@ -153,6 +153,8 @@ def report(
     if not rerouted and queues.history.seen_deletions(SYNC_INTERVAL) >= ENOUGH_DELETED:
         faults.append("queues were deleted, and no sidecar published a message again, so this says nothing of that")
     print_tables(verdict, done, queues)
+    if queues.history.flaps:
+        say(f"  {verdict.flapped:,} messages of queues that were deleted again and again were answered in time")
     for name, longest in verdict.standstills.items():
         say(f"  {name} stood still for {longest:.1f} s at the most while the management API hung")
     say(f"  {rerouted:,} messages that came back were published again, each try counted")
@@ -160,10 +162,14 @@ def report(
     if faults:
         return faults
     copies = planted(notes, queues.copies, queues.history, LIMITS, FLEET)
-    found = judge(notes, copies, queues.history, LIMITS, FLEET).faults
-    if not all(any(words in fault for fault in found) for words in PLANTED):
-        return [f"a loss, a misroute and a duplicate were planted here, and the judge found only {found[:SHOWN]}"]
-    say("  a loss, a misroute and a duplicate planted in this run are found")
+    with_return = returned(notes, queues.history, LIMITS, FLEET)
+    found = judge(with_return, copies, queues.history, LIMITS, FLEET).faults
+    wanted, what = PLANTED, "a loss, a misroute and a duplicate"
+    if queues.history.flaps:
+        wanted, what = (*PLANTED, RETURNED), "a loss, a misroute, a duplicate and a return"
+    if not all(any(words in fault for fault in found) for words in wanted):
+        return [f"{what} were planted here, and the judge found only {found[:SHOWN]}"]
+    say(f"  {what} planted in this run are found")
     return []
 
 

@@ -15,7 +15,7 @@ from tests.chaos.history import Hang, Span
 from tests.chaos.management import Mood
 from tests.chaos.network import Network
 from tests.chaos.oracle import STANDSTILL
-from tests.chaos.queues import CHANGING, EXCHANGE, GOING, LANED, End, Queues
+from tests.chaos.queues import CHANGING, EXCHANGE, FLAPS, GOING, LANED, End, Queues
 from tests.chaos.schedule import ALONE, TRACKS, Fault, Kind
 from tests.chaos.tracks import Act, Effect, Say, Tracks
 from tests.integration.broker_api import BrokerApi, wait_until
@@ -27,6 +27,9 @@ WEIGHTS = (1, 2, 3, 4)
 
 HANGS = 8.0
 """Seconds for which the management API hangs at least: several of a request's time-outs."""
+
+PLAIN = tuple(queue for queue in CHANGING if queue not in LANED)
+"""The queues that take their binding along when they are deleted: a lane would stay."""
 
 JUMPS = ("-30d", "-1h", "+1h", "+10y")
 
@@ -54,6 +57,7 @@ class Injector:
             Kind.UNBIND: self._unbind,
             Kind.REWEIGHT: self._reweight,
             Kind.DELETE: self._delete,
+            Kind.FLAP: self._flap,
         }
         self._tracks = Tracks(Network(arena).acts | acts, say)
 
@@ -205,6 +209,19 @@ class Injector:
         async with self._steady:
             await asyncio.to_thread(self._queues.bind, self._live(), queue, chance.choice(WEIGHTS))
         return Effect(queue)
+
+    async def _flap(self, fault: Fault, chance: random.Random) -> Effect:
+        """Deleted and made anew within a second, several times, while every sidecar is well."""
+        queue, at, weight = chance.choice(PLAIN), chance.randrange(2), chance.choice(WEIGHTS)
+        async with self._steady:
+            if queue not in self._queues.history.current:
+                await asyncio.to_thread(self._queues.bind, self._live(), queue, weight)
+            for member in self._arena.members:
+                wanted = self._queues.history.current
+                await asyncio.to_thread(member.now.wait_for_weights, "/", EXCHANGE, wanted)
+            through = f"amqp://guest:guest@127.0.0.1:{self._arena.members[at].now.amqp_port}/"
+            await asyncio.to_thread(self._queues.flap, self._live(), through, queue, weight)
+        return Effect(f"{queue}, {FLAPS} times by sidecar {at}")
 
     def _bound(self, chance: random.Random) -> str:
         missing = [queue for queue in CHANGING if queue not in self._queues.history.current]

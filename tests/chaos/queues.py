@@ -16,7 +16,7 @@ from pika.exceptions import AMQPError
 from pika.spec import Basic
 
 from testbed.node import Node
-from tests.chaos.history import Change, Deletion, History
+from tests.chaos.history import Change, Deletion, Flap, History
 from tests.chaos.oracle import Copy
 from tests.integration.broker_api import BrokerApi
 
@@ -41,6 +41,12 @@ QUIET = 3.0
 SILENT = 15.0
 """Seconds in which nothing comes, after which another consumer takes over."""
 TRIES = 4
+FLAPS = 3
+"""How many times a queue is made anew and deleted."""
+LIVES, GONE = 0.05, 0.2
+"""Seconds from its binding to its deletion, and from then until it is made anew. Its messages come back meanwhile, and
+the bindings are read.
+"""
 EMPTIED_WITHIN = 60.0
 """Seconds until each of several queues is emptied as far as it can be while it is published to."""
 
@@ -69,7 +75,7 @@ class Queues:
 
     def declare(self, node: Node) -> None:
         """All there is at the start."""
-        with _connected(node) as connection:
+        with _connected(node.amqp_url) as connection:
             channel = connection.channel()
             channel.exchange_declare(EXCHANGE, "x-consistent-hash", durable=True)
             for queue, weight in self.history.weights.items():
@@ -78,19 +84,15 @@ class Queues:
 
     def bind(self, node: Node, queue: str, weight: int) -> None:
         """One that is not bound."""
-        with _connected(node) as connection:
-            channel = connection.channel()
-            self._declare(channel, queue)
-            begin = time.monotonic()
-            _bind(channel, queue, weight)
-            self._changed(begin, {**self.history.current, queue: weight})
+        with _connected(node.amqp_url) as connection:
+            self._made(connection.channel(), queue, weight)
 
     def unbind(self, node: Node, queue: str, end: End = End.NOTHING) -> None:
         """Unbind a bound queue; `end` says whether its lane then returns messages, or is deleted.
 
         The exchange is first, so that native publishers lose nothing by it.
         """
-        with _connected(node) as connection:
+        with _connected(node.amqp_url) as connection:
             channel = connection.channel()
             begin = time.monotonic()
             _unbind(channel, queue, self.history.current[queue])
@@ -111,7 +113,7 @@ class Queues:
         if kept == wanted:
             return kept
         self._changed(killed, kept)
-        with _connected(node) as connection:
+        with _connected(node.amqp_url) as connection:
             channel = connection.channel()
             begin = time.monotonic()
             for queue in kept.keys() | wanted.keys():
@@ -149,10 +151,43 @@ class Queues:
         left = {queue: weight for queue, weight in self.history.current.items() if queue not in queues}
         self._changed(min(each.begin for each in deletions), left, max(each.done for each in deletions))
 
+    def flap(self, node: Node, through: str, queue: str, weight: int) -> None:
+        """Delete a bound queue, and FLAPS times make it anew and delete it a moment later; it is bound in the end.
+
+        The sidecar with the AMQP URL `through` hears the declarations and bindings, and no deletion. Nobody consumes
+        the queue while it lives so briefly.
+        """
+        with _connected(node.amqp_url) as deleting, _connected(through) as making:
+            channel, own = deleting.channel(), making.channel()
+            begin = time.monotonic()
+            self.delete(node, queue)
+            for _ in range(FLAPS):
+                made = self._made(own, queue, weight)
+                time.sleep(LIVES)
+                self._deleted(channel, queue, made)
+                time.sleep(GONE)
+            self._made(own, queue, weight)
+            self.history.flaps.append(Flap(queue, begin, time.monotonic()))
+
+    def _made(self, channel: BlockingChannel, queue: str, weight: int) -> float:
+        """Declare and bind a queue; return when that began."""
+        begin = time.monotonic()
+        self._declare(channel, queue)
+        _bind(channel, queue, weight)
+        self._changed(begin, {**self.history.current, queue: weight})
+        return begin
+
+    def _deleted(self, channel: BlockingChannel, queue: str, unread_from: float) -> None:
+        """Delete a bound queue that nobody has consumed."""
+        begin = time.monotonic()
+        channel.queue_delete(queue)
+        self.history.deletions.append(Deletion(queue, begin, time.monotonic(), unread_from))
+        self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue})
+
     def drain(self, nodes: Sequence[Node]) -> None:
         """Take every message out of every queue."""
         for queue in (*STEADY, *CHANGING):
-            with _connected(nodes[0]) as connection:
+            with _connected(nodes[0].amqp_url) as connection:
                 self._declare(connection.channel(), queue)
             with self._emptied(nodes, queue):
                 pass
@@ -167,7 +202,7 @@ class Queues:
         seen: set[bytes] = set()
         for node in islice(cycle(nodes), TRIES):
             # Two: one that publishes is not read while there is an alarm, nor are then its acks.
-            with _connected(node) as connection, _connected(node) as publishing:
+            with _connected(node.amqp_url) as connection, _connected(node.amqp_url) as publishing:
                 taking = _Taking(connection, publishing.channel(), queue, self.copies, seen)
                 if taking.until_now():
                     yield taking
@@ -302,8 +337,8 @@ def _shown(api: BrokerApi) -> dict[str, int]:
 
 
 @contextmanager
-def _connected(node: Node) -> Iterator[pika.BlockingConnection]:
-    connection = pika.BlockingConnection(pika.URLParameters(node.amqp_url + "?heartbeat=0"))
+def _connected(amqp_url: str) -> Iterator[pika.BlockingConnection]:
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url + "?heartbeat=0"))
     try:
         yield connection
     finally:

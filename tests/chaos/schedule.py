@@ -32,6 +32,7 @@ class Kind(StrEnum):
     UNBIND = "bindings: queue unbound"
     REWEIGHT = "bindings: weight changed"
     DELETE = "queue deleted, and back"
+    FLAP = "queue deleted again and again"
     MEMBER_JOIN = "member: joins"
     MEMBER_CLOSE = "member: closes"
     MEMBER_CANCEL = "member: cancels, then closes"
@@ -45,8 +46,10 @@ CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
 
 NETWORK = tuple(kind for kind in Kind if " leg: " in kind)
 
-ALONE = (Kind.API_HANGS,)
-"""The faults that happen once all tracks are done: nobody could say otherwise what publishers stood still for."""
+ALONE = (Kind.API_HANGS, Kind.FLAP)
+"""The faults that happen once all tracks are done: nobody could say otherwise for which fault a publisher stood still,
+or got messages back.
+"""
 
 MEMBERS = tuple(kind for kind in Kind if kind.startswith("member:"))
 """What members of a group do, or have done to them."""
