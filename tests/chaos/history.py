@@ -81,6 +81,8 @@ class History:
     """Times in which no request for bindings was answered at all; impaired they are, too."""
     hangs: list[Hang] = field(default_factory=list)
     flaps: list[Flap] = field(default_factory=list)
+    lanes_deleted: list[Deletion] = field(default_factory=list)
+    """The deletions of lanes, by the queue behind each."""
 
     @property
     def current(self) -> Weights:
@@ -105,6 +107,12 @@ class History:
             deleted.begin in left and not self.is_impaired(deleted.begin - around, deleted.done + around)
             for deleted in self.deletions
         )
+
+
+REFUSED_FOR = 10.0
+"""Seconds for which a sidecar takes it that a lane is gone to which a publish was refused, whatever a reading shows: a
+change made elsewhere counts after that (docs/explanation/reliability.md, "A ring follows the bindings").
+"""
 
 
 class Era(NamedTuple):
@@ -145,11 +153,16 @@ class Rings:
         """Return the queues of a key on rings of new bindings with old ones kept beside them, as a proxy has it.
 
         What is new counts at once, and what has left must settle, after an outage anew. But a queue that was deleted
-        leaves at once where a message has come back from it.
+        leaves at once where a message has come back from it. And a queue whose lane was deleted may be off the new ring
+        although its lane was made anew.
         """
         eras, slot = list(self._between(sent, latest)), slot_of(key.encode())
-        deleted = self._deleted(eras[-1].begin, latest)
+        deleted, refused = self._deleted(eras[-1].begin, latest), self._refused(sent, latest)
         found = set()
+        if refused:
+            for era in eras:
+                left = {queue: weight for queue, weight in era.ring.as_weights().items() if queue not in refused}
+                found.add(self._of(era.ring, left).owner(slot).name)
         for at, newer in enumerate(eras):
             older: dict[Destination, int] = {}
             for era in eras[at + 1 :]:
@@ -161,10 +174,27 @@ class Rings:
         return found
 
     def _mix(self, newer: Ring, kept: Mapping[Destination, int]) -> Ring:
-        weights = frozenset({**kept, **newer.as_weights()}.items())
-        if weights not in self._mixed:
-            self._mixed[weights] = newer.changed(dict(weights))
-        return self._mixed[weights]
+        return self._of(newer, {**kept, **newer.as_weights()})
+
+    def _of(self, like: Ring, weights: Mapping[Destination, int]) -> Ring:
+        """Return the ring of these weights, built of one that is like it, and never twice."""
+        known = frozenset(weights.items())
+        if known not in self._mixed:
+            self._mixed[known] = like.changed(weights)
+        return self._mixed[known]
+
+    def _refused(self, begin: float, end: float) -> set[Destination]:
+        """Return the queues that may have been left out between these times, as a publish to the lane was refused."""
+        return {
+            Destination("queue", lost.queue)
+            for lost in self._history.lanes_deleted
+            if lost.begin <= end and begin <= self._bound_again(lost) + REFUSED_FOR + self._limits.grace
+        }
+
+    def _bound_again(self, lost: Deletion) -> float:
+        """Return when a queue was bound again after the deletion of its lane; infinity if it was not."""
+        later = (change for change in self._history.changes if change.begin > lost.done)
+        return next((change.done for change in later if lost.queue in change.weights), float("inf"))
 
     def _deleted(self, begin: float, end: float) -> set[Destination]:
         """Return the queues that were deleted between these times."""

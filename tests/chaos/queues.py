@@ -100,7 +100,9 @@ class Queues:
             if end is End.UNBOUND:
                 channel.queue_unbind(queue, lane_of(queue), "")
             elif end is End.DELETED:
+                begin = time.monotonic()
                 channel.exchange_delete(lane_of(queue))
+                self.history.lanes_deleted.append(Deletion(queue, begin, time.monotonic()))
 
     def restore(self, node: Node, killed: float) -> dict[str, int]:
         """What a node, killed at that time, has lost of the bindings is done once more; gives what it had kept of them.

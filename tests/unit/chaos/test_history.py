@@ -59,6 +59,18 @@ def test_a_queue_that_was_deleted_may_have_left_before_what_is_kept(history: His
         assert rings.kept(key, 102, 102) == told
 
 
+@pytest.mark.parametrize(("at", "left_out"), [(98.9, False), (99.0, True), (115.9, True), (116.1, False)])
+def test_a_queue_whose_lane_was_deleted_may_be_left_out_though_it_is_bound_again(at: float, left_out: bool) -> None:
+    """A publish to the lane may have been refused until it was made anew: 10 s and the grace time count from then."""
+    without = {queue: weight for queue, weight in BEFORE.items() if queue != "q2"}
+    again = History(BEFORE, [Change(98.0, 98.1, without), Change(103.5, 104.0, BEFORE)])
+    again.lanes_deleted.append(Deletion("q2", 99.0, 99.5))
+    rings = Rings(again, Limits(grace=2.0, stale_after=10.0, waits=2.0))
+    for key in KEYS:
+        if owner(BEFORE, key) == "q2":
+            assert ("q1" in rings.kept(key, at, at)) == left_out
+
+
 def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history: History) -> None:
     history.impaired += [Span(104.0, 105.0), Span(102.0, 103.0)]
     rings = Rings(history, Limits(grace=2.0, stale_after=10.0, waits=2.0))
