@@ -161,8 +161,8 @@ class Rings:
         found = set()
         if refused:
             for era in eras:
-                left = {queue: weight for queue, weight in era.ring.as_weights().items() if queue not in refused}
-                found.add(self._of(era.ring, left).owner(slot).name)
+                rest = {queue: weight for queue, weight in era.ring.as_weights().items() if queue not in refused}
+                found.add(self._of(era.ring, rest).owner(slot).name)
         for at, newer in enumerate(eras):
             older: dict[Destination, int] = {}
             for era in eras[at + 1 :]:

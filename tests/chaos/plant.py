@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from tests.chaos.history import History, Limits, Rings
 from tests.chaos.oracle import Copy, Fleet, Note, Told, flapped
 
-PLANTED = ("was confirmed and is in no queue", "and not in [", "is 2 times in queues")
+PLANTED: tuple[str, ...] = ("was confirmed and is in no queue", "and not in [", "is 2 times in queues")
 """What the judge must say of the copies."""
 
 RETURNED = " flapped, and other queues stood"
