@@ -19,7 +19,7 @@ HOT = (
     "proxy/publisher/handshake.py",
     "proxy/publisher/protocol.py",
     "proxy/publisher/packing.py",
-    "proxy/groups/member.py",
+    "proxy/groups/model.py",
     "proxy/session/numbering.py",
     "proxy/session/hidden.py",
     "proxy/session/delivering.py",

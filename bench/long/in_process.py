@@ -16,7 +16,7 @@ from struct import pack
 from bench import BenchError
 from bench.tables import table
 from bench.world import World, compiled_environment
-from proxy.groups.member import LinkState, Member
+from proxy.groups.model import LinkState, Member
 from proxy.journal.buffer import Filled, Journal
 from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
@@ -151,7 +151,7 @@ def _join(connection: Connection) -> list[int]:
     member = Member("id", "/", "orders", 1, b"consumer")
     consumer = own.consumers[member] = Consumer(member, channel, numbering, b"")
     for n in range(8):
-        links.subscribe(connection, consumer, f"orders.{n}", 0)
+        links.open_link(connection, consumer, f"orders.{n}")
     own.take_due()
     for link in member.links.values():
         link.state = LinkState.OPEN

@@ -1,1 +1,76 @@
-"""Consumer groups: the decisions about which member of a group consumes which shard, apart from frames."""
+"""Consumer groups: who consumes which shard, and how a shard moves. This text is the theory of operation.
+
+A client says basic.consume on the name of a sharded exchange, and becomes a member of its group. All sidecars together
+give each shard, one queue, to one member, spread the shards evenly, and move them as members come and go. Each key's
+messages stay in order, since a key has one shard, and a shard one consumer at a time.
+
+Invariants
+----------
+
+1. **All links have the same priority.** A link is one member's consumer on one shard, on a channel that the client does
+   not know of. RabbitMQ 4.3 has an active consumer give way to one of a higher priority, and keeps it for good if its
+   channel ends meanwhile. Among equals that cannot happen, in whatever order things happen.
+2. **A member has links to the shards whose target or owner it is, and to no others.** The owner is the member whose
+   open link is the oldest; the target is the member that should have the shard. So a group costs the broker one
+   consumer for each shard, and a second one only while the shard moves.
+3. **Single active consumer on the queue is the fence.** RabbitMQ gives a shard's messages to the consumer that came
+   first, until that is gone. If two sidecars believe different things, one link waits. What sidecars believe costs
+   balance, and never order.
+4. **A link ends by a bare channel.close**, once what its client holds is acked, or when the client is gone. The broker
+   puts what is not acked back where it was. A basic.cancel with messages unacked would put them out of order.
+
+Who tells whom
+--------------
+
+::
+
+    client -- basic.consume, acks --> session --- changes of links ---> RunningGroup --- beats ---> all sidecars
+       ^                                 ^                                |     ^                        |
+       +---------- deliveries -----------+---------- open, let go --------+     +------ beats -----------+
+
+* A session (`proxy/session/`) has the links of its client's members, and enters each change of a link into the table in
+  `model.py`. It tells the group that something has changed, and nothing more.
+* `running.py` is the shell of one group: the task, the log, the connection for beats (`membership.py`), the readings of
+  the management API for reports. No decision needs the management API.
+* `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the
+  others, and when something is due. `timing.py` has all times on one axis.
+* `decide.py` is pure: it takes what all beats tell, this sidecar's own included, and returns the owner and the target
+  of each shard (by `assignment.py`), and which links this sidecar's members open and let go.
+* `beats.py` is what a sidecar tells the others: the members it has, and of each link its state, since when it is open,
+  how many messages the client holds, whether the member should have the shard as this sidecar sees it (`wants`), and
+  behind which owner it waits (`behind`).
+
+How a shard moves
+-----------------
+
+Every sidecar computes the same targets from the same beats. Then, for a shard whose owner is A and whose target is B:
+
+1. B's sidecar opens a link, which waits at the broker behind A's. The beat says OPEN, wants, behind A.
+2. A's sidecar hears that. It passes nothing on any more by A's link, which is LEAVING, and waits until A's client has
+   acked what it got. Two sidecars that know different things do not let go in turns for ever, since A lets go only of
+   what B wants behind it.
+3. The last ack is in: A's sidecar closes the channel. The broker makes B's link the active one, with the messages that
+   A's client never got first. That takes 1 to 5 ms (measured on 3.10.8, 4.0.5 and 4.3.6, quorum and classic queues).
+4. A's next beat tells nothing of a link any more: B is the owner.
+
+If A dies at any point, its channel ends, and B has the shard at once. If B dies, A closes all the same, and opens a
+link again, as the target of any shard does. If A's client does not ack for `groups_leave_timeout` seconds, A's link is
+closed and its messages come again, to B.
+
+Who is there
+------------
+
+Each sidecar has an exclusive queue on the exchange of the group's beats, and beats at least once a second. A sidecar
+that is silent for 1.5 s is asked for: the broker says whether its queue is there. If the queue is not there twice, or
+after four seconds of silence in any case, the sidecar is gone, and so are its members. RabbitMQ ends their links by
+itself, so nothing waits for that but the decision who opens the next ones. A sidecar that does not get its own beats
+back, as in a memory alarm, is deaf: it keeps all links that it has, takes nobody for gone, and opens links only to
+shards of which the broker says that they have no consumer.
+
+Where it ends
+-------------
+
+What is not exact is told with its reason (`exactness.py`): queues without single active consumer, consumers beside the
+group, members with different prefetches. Without acks (`no_ack`) there is no promise: the next member is active while
+the last one's client still reads.
+"""

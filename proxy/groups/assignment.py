@@ -4,32 +4,32 @@ from collections.abc import Iterable, Mapping
 
 
 def assign(
-    members: Iterable[str], shards: Iterable[str], holders: Mapping[str, str], epochs: Mapping[str, int]
+    members: Iterable[str], shards: Iterable[str], owners: Mapping[str, str], since: Mapping[str, float]
 ) -> dict[str, str]:
-    """Return the member that each shard should belong to; nothing where there are no members.
+    """Return the target of each shard, the member that should consume it; nothing where there are no members.
 
-    `holders` has the member that holds each shard now, as far as anybody does, and `epochs` a number that is the higher
-    the later the holder has got it. Each member gets the mean number of shards, rounded down or up. Members keep what
-    they hold up to that number, and first what they have held for longest, so no more shards move than must: those that
-    hold the most round up. The order of the arguments does not matter, so all sidecars compute the same.
+    `owners` has the member that owns each shard now, as far as anybody does, and `since` a number that is the higher
+    the later the owner has got it. Each member gets the mean number of shards, rounded down or up. Members keep what
+    they own up to that number, and first what they have owned for longest, so no more shards move than must: those that
+    own the most round up. The order of the arguments does not matter, so all sidecars compute the same.
     """
-    held: dict[str, list[str]] = {member: [] for member in sorted(set(members))}
-    if not held:
+    kept: dict[str, list[str]] = {member: [] for member in sorted(set(members))}
+    if not kept:
         return {}
     free: list[str] = []
-    every = sorted(set(shards), key=lambda shard: (epochs.get(shard, 0), shard))
+    every = sorted(set(shards), key=lambda shard: (since.get(shard, 0), shard))
     for shard in every:
-        holder = holders.get(shard)
-        held[holder].append(shard) if holder in held else free.append(shard)
-    share, larger = divmod(len(every), len(held))
-    by_most = sorted(held, key=lambda member: (-len(held[member]), member))
+        owner = owners.get(shard)
+        kept[owner].append(shard) if owner in kept else free.append(shard)
+    share, larger = divmod(len(every), len(kept))
+    by_most = sorted(kept, key=lambda member: (-len(kept[member]), member))
     quotas = {member: share + (number < larger) for number, member in enumerate(by_most)}
-    assigned: dict[str, str] = {}
-    for member, its in held.items():
-        assigned |= dict.fromkeys(its[: quotas[member]], member)
+    targets: dict[str, str] = {}
+    for member, its in kept.items():
+        targets |= dict.fromkeys(its[: quotas[member]], member)
         free += its[quotas[member] :]
     rest = iter(sorted(free))
-    for member, its in held.items():
+    for member, its in kept.items():
         for _ in range(quotas[member] - len(its)):
-            assigned[next(rest)] = member
-    return assigned
+            targets[next(rest)] = member
+    return targets

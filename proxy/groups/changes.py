@@ -17,7 +17,7 @@ class Changes:
         self._members: Mapping[str, str] = {}
         self._holders: Mapping[str, str] = {}
 
-    def told(self, members: Mapping[str, str], holders: Mapping[str, str]) -> str:
+    def news(self, members: Mapping[str, str], holders: Mapping[str, str]) -> str:
         """Return how the group has changed since the last call, in words; empty if it has not.
 
         `members` has the name that each member shows, by its id, and `holders` the id of each shard's member.

@@ -16,14 +16,8 @@ from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management
 from proxy.topology.names import natural
 
-EXACT_FROM: Final = (4, 0)
-"""The first version of RabbitMQ in which a consumer of a higher priority takes over from a single active consumer."""
-
 DISCONNECTED_FROM: Final = (4, 3)
 """The first version in which a quorum queue waits for a consumer whose node is lost, for 60 s by default."""
-
-LOST_AFTER: Final = 60.0
-"""The default of the seconds for which such a queue waits."""
 
 AT_ONCE: Final = 4
 """The most shards that are read at the same time."""
@@ -60,12 +54,8 @@ class Shard(NamedTuple):
     unacked: int
     direct: int
     """The number of the queue's consumers without x-priority, which do not consume through a group."""
-    may_keep: bool
-    """Whether the broker may keep a consumer of the queue that is gone, or waits for one whose node is lost."""
     waits_by_default: bool
     """Whether the queue waits for a consumer whose node is lost, for 60 s, as nothing sets another time."""
-    lost_after: float
-    """The seconds for which the queue waits for a consumer whose node is lost; 0 where it does not wait."""
     read_at: float
     """When the request to the management API began, in monotonic seconds."""
     delays: bool = False
@@ -82,8 +72,6 @@ class Exactness:
     """Why the group cannot be balanced in order, one text for each cause; empty if it can."""
     warnings: tuple[str, ...] = ()
     """What may delete messages of the group, or hold them up for a minute, one text for each cause."""
-    unmovable: Mapping[str, str] = field(default_factory=dict)
-    """The shards that a higher x-priority does not move to another member, each with the reason."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
 
     @property
@@ -110,24 +98,21 @@ async def read(api: Management, vhost: str, shards: Sequence[str], known: Mappin
                 raise answer
             if answer is not None:
                 found[shard] = parse_shard(shard, answer, version, began)
-    return judge(found, version)
+    return judge(found)
 
 
-def judge(shards: Mapping[str, Shard], version: tuple[int, int]) -> Exactness:
-    """Return whether a group of these shards can be balanced in order on a broker of this version, and why not."""
-    unmovable: dict[str, str] = {}
+def judge(shards: Mapping[str, Shard]) -> Exactness:
+    """Return whether a group of these shards can be balanced in order, and why not."""
+    unfenced: dict[str, str] = {}
     direct: list[str] = []
     for name, shard in shards.items():
-        if shard.type != "quorum":
-            unmovable[name] = f"a {shard.type} queue, and only quorum queues move to a higher priority"
+        if shard.type not in ("quorum", "classic"):
+            unfenced[name] = f"a {shard.type} queue, and only quorum and classic queues have one consumer at a time"
         elif not shard.is_single:
-            unmovable[name] = "a queue without x-single-active-consumer, so several members get its messages at once"
-        elif version < EXACT_FROM:
-            told = ".".join(map(str, version))
-            unmovable[name] = f"a queue on RabbitMQ {told}, which moves no shard to a higher priority before 4.0"
+            unfenced[name] = "a queue without x-single-active-consumer, so several members get its messages at once"
         if shard.direct:
             direct.append(f"shard {name!r} has {shard.direct} consumers that are not of the group")
-    reasons = [f"{_which(unmovable, why)} {why}" for why in sorted(Counter(unmovable.values()))]
+    reasons = [f"{_which(unfenced, why)} {why}" for why in sorted(Counter(unfenced.values()))]
     reasons += _reordered(shards)
     losing = [name for name, shard in shards.items() if shard.loses]
     warnings = []
@@ -143,7 +128,7 @@ def judge(shards: Mapping[str, Shard], version: tuple[int, int]) -> Exactness:
         )
     if len(direct) > _NAMED:
         direct = [*direct[:_NAMED], f"{len(direct) - _NAMED} more shards have consumers that are not of the group"]
-    return Exactness((*reasons, *direct), tuple(warnings), unmovable, shards)
+    return Exactness((*reasons, *direct), tuple(warnings), shards)
 
 
 def _reordered(shards: Mapping[str, Shard]) -> list[str]:
@@ -171,8 +156,8 @@ def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
     )
 
 
-def _which(unmovable: Mapping[str, str], why: str) -> str:
-    names = [name for name, reason in unmovable.items() if reason == why]
+def _which(unfenced: Mapping[str, str], why: str) -> str:
+    names = [name for name, reason in unfenced.items() if reason == why]
     return f"{_named(names)} {'is' if len(names) == 1 else 'are each'}"
 
 
@@ -210,9 +195,7 @@ def parse_shard(name: str, answer: object, version: tuple[int, int], read_at: fl
         _count(name, answer, "messages_ready"),
         _count(name, answer, "messages_unacknowledged"),
         _direct(name, answer.get("consumer_details", [])),
-        waits,
         waits and limits == (None, None),
-        max([each / 1000 for each in limits if type(each) is int and each >= 0], default=LOST_AFTER) if waits else 0.0,
         read_at,
         kind == "quorum" and version >= DELAYED_FROM and _delays(arguments, policy),
         kind == "quorum" and _has_priorities(name, answer),

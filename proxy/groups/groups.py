@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from proxy.groups import exactness
 from proxy.groups.exactness import Exactness
-from proxy.groups.member import Actions, Member
 from proxy.groups.membership import Connect, Membership
+from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import report
-from proxy.groups.running import Parts, RunningGroup, shards_of
+from proxy.groups.running import Parts, RunningGroup, counted, shards_of
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.topology.bindings import RING_TYPES, TopologyError
@@ -59,7 +59,8 @@ class Groups:
         self._requires_exact = settings.groups_require == "exact"
         self._lookup_timeout = settings.lookup_timeout
         host = socket.gethostname()
-        self._parts = Parts(sync, router, api, Membership(connect), process, host, settings.groups_ack_timeout)
+        limits = (settings.groups_ack_timeout, settings.groups_leave_timeout)
+        self._parts = Parts(sync, router, api, Membership(connect), process, host, *limits)
         self._joining: dict[str, asyncio.Task[None]] = {}
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}
@@ -68,11 +69,6 @@ class Groups:
         """By group and shard, the redeliveries to members that are gone."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more."""
-
-    @property
-    def ack_timeout(self) -> float:
-        """The seconds after which a client that has not acked a delivery loses its shard; 0 for never."""
-        return self._parts.ack_timeout
 
     @property
     def consumer_timeout(self) -> float:
@@ -121,27 +117,30 @@ class Groups:
         self._joining[member.id] = task
         task.add_done_callback(lambda task: self._joined(member, actions, task))
 
-    def leave(self, member: Member, *, is_lost: bool = False) -> None:
-        """Remove a member that has ended, for whatever reason. A member that is not known is ignored.
+    def leave(self, member: Member) -> None:
+        """Note that a member leaves: its links are let go, or have ended with its session.
 
-        `is_lost` says that its connection to the broker is lost, so that its node may be lost as well. A group goes on
-        while the client of a member that has left holds unacked messages.
+        A member that is not known is ignored. A group goes on while links of a member that has left have yet to end.
         """
         if (task := self._joining.pop(member.id, None)) is not None:
             task.cancel()
-        name = (member.vhost, member.exchange)
-        if (group := self._groups.get(name)) is not None:
-            group.remove(member, is_lost=is_lost)
+        if (group := self._groups.get((member.vhost, member.exchange))) is not None:
+            group.remove(member)
 
-    def link_ended(self, member: Member, shard: str, code: int, text: str) -> None:
+    def link_changed(self, member: Member) -> None:
+        """Note that a link of a member has changed its state."""
+        if (group := self._groups.get((member.vhost, member.exchange))) is not None:
+            group.link_changed(member)
+
+    def link_refused(self, member: Member, shard: str, code: int, text: str) -> None:
         """Note that the broker has ended a member's link to a shard, with this reply code and text.
 
-        `code` is 0 where the broker has cancelled the consumer. The shard is subscribed to again after a pause; after
-        404 only once a reading of the bindings shows it.
+        `code` is 0 where the broker has cancelled the consumer. The link is opened again after a pause; where the queue
+        does not exist, only once a reading of the bindings shows it. A queue whose node is down is no such queue.
         """
         if (group := self._groups.get((member.vhost, member.exchange))) is not None:
-            why = f"{code} {text}" if code else ""
-            group.link_ended(member, shard, why, is_missing=code == NOT_FOUND)
+            why = f"{code} {text}" if code else text
+            group.link_refused(member, shard, why, is_missing=code == NOT_FOUND and "no queue" in text)
 
     def report(self) -> list[dict[str, Any]]:
         """Return the state of each group that has members at this sidecar, as the admin listener shows it."""
@@ -164,7 +163,7 @@ class Groups:
         """Return the counts of moves, stalled links and lost beats of each group since the process began."""
         found = {name: counter.copy() for name, counter in self._totals.items()}
         for name, group in self._groups.items():
-            found.setdefault(self._counted_as(name), Counter()).update(_counted(group))
+            found.setdefault(self._counted_as(name), Counter()).update(counted(group))
         return found
 
     def redelivered(self, now: float) -> dict[Name, dict[str, Redelivered]]:
@@ -216,9 +215,9 @@ class Groups:
             code, what = (PRECONDITION_FAILED, "no") if seen.shards else (INTERNAL_ERROR, "perhaps no")
             actions.refuse(member, code, f"groups_require is exact, and {where} has {what} exact group: {why}")
             return
-        actions.start(member, shards_of(self._parts.router.entries.get(name, entry)))
+        actions.start(member)
         if member.id not in self._joining:
-            return  # Its session could not start it, as where it lacks channels, and `leave` was called from there.
+            return  # Its session could not start it, and `leave` was called from there.
         group = self._groups.get(name)
         if group is None:
             gone = self._redelivered.setdefault(name, {})
@@ -260,7 +259,7 @@ class Groups:
         if self._groups.get(group.name) is not group:
             return
         del self._groups[group.name]
-        self._totals.setdefault(self._counted_as(group.name), Counter()).update(_counted(group))
+        self._totals.setdefault(self._counted_as(group.name), Counter()).update(counted(group))
         self.redelivered(time.monotonic())  # forgets what is not recent
         if len(self._redelivered) > MOST_NAMES:
             del self._redelivered[group.name]
@@ -271,7 +270,3 @@ class Groups:
     def _counted_as(self, name: Name) -> Name:
         """Return under which name a group's totals are counted: clients can make any number of exchanges."""
         return name if name in self._totals or len(self._totals) < MOST_NAMES else ("", "")
-
-
-def _counted(group: RunningGroup) -> Counter[str]:
-    return Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)

@@ -1,4 +1,8 @@
-"""Sends and receives the beats of groups through the broker: one connection for each virtual host with members."""
+"""Sends and receives the beats of groups through the broker, and asks it for queues.
+
+There is one connection for the beats of each virtual host with members, and another one for questions, opened when the
+first is asked. An alarm of the broker stops connections that publish, and the second one never does.
+"""
 
 import asyncio
 import contextlib
@@ -11,8 +15,11 @@ from typing import Any, Final
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
+from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
-from proxy.groups.beat import MAX_BYTES
+from proxy.groups.beats import MAX_BYTES
+from proxy.groups.peers import Answer
+from proxy.groups.timing import ANSWERED_WITHIN
 from proxy.topology.bindings import GROUP_SUFFIX
 
 log = logging.getLogger(__name__)
@@ -50,11 +57,13 @@ class Room:
     def __init__(
         self, line: "Line", exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]
     ) -> None:
-        """`heard` gets each message; `changed` is called when `fault` becomes empty or not."""
+        """`heard` gets each message; `changed` is called when `queue` has become another one, or empty."""
         self.line, self._exchange, self._name = line, exchange, f"{exchange}{GROUP_SUFFIX}"
         self._heard, self._change = heard, changed
         self.fault = "not connected yet"
         """Why no beats are sent or received; empty while they are."""
+        self.queue = ""
+        """The name of the exclusive queue by which beats come; empty while none do."""
         self._next: bytes | None = None
         self._wake = asyncio.Event()
         self._echo_at = 0.0
@@ -84,10 +93,10 @@ class Room:
             try:
                 async with asyncio.timeout(TRY):
                     channel = await self.line.channel()
-                    exchange = await self._enter(channel)
+                    exchange, queue = await self._enter(channel)
                 pause = FIRST_PAUSE
                 self._echo_at = time.monotonic()
-                self._tell("")
+                self._tell("", queue)
                 await self._send_all(channel, exchange)
             except TimeoutError:
                 # Which of the group's channels hangs cannot be told from here, so the connection is given up.
@@ -101,14 +110,15 @@ class Room:
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _enter(self, channel: AbstractChannel) -> AbstractExchange:
+    async def _enter(self, channel: AbstractChannel) -> tuple[AbstractExchange, str]:
+        """Have beats come; return the exchange that they go to, and the name of the queue by which they come."""
         # It stays when the group ends: RabbitMQ 4.3 may break an auto-delete one for good, and no node starts then.
         exchange = await channel.declare_exchange(self._name, aio_pika.ExchangeType.FANOUT, durable=True)
         name = f"{self._name}.{secrets.token_hex(8)}"
         queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, arguments=_ARGUMENTS)
         await queue.bind(exchange)
         await queue.consume(self._received, no_ack=True)
-        return exchange
+        return exchange, name
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
@@ -135,7 +145,7 @@ class Room:
             if time.monotonic() - self._echo_at > NO_ECHO:
                 raise OSError("its own beats do not come back; the broker may have an alarm")
 
-    def _tell(self, fault: str) -> None:
+    def _tell(self, fault: str, queue: str = "") -> None:
         before, self.fault = self.fault, fault
         if fault and fault != before:
             log.warning(
@@ -143,22 +153,85 @@ class Room:
             )
         elif not fault:
             log.info("group %r, virtual host %r: beats are sent and received", self._exchange, self.line.vhost)
-        if bool(fault) != bool(before) or not fault:
+        if queue != self.queue:
+            self.queue = queue
             self._change()
 
 
 class Line:
-    """The connection for the groups of one virtual host, opened when a room needs it."""
+    """The connections for the groups of one virtual host, each opened when it is needed."""
 
     def __init__(self, vhost: str, connect: Connect) -> None:
         """Take how to connect to the virtual host."""
-        self.vhost, self._connect = vhost, connect
+        self.vhost = vhost
+        self._beats, self._questions = _Connection(connect), _Connection(connect)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the connection for beats is open, as far as this process knows."""
+        return self._beats.is_up
+
+    async def channel(self) -> AbstractChannel:
+        """Return a new channel for beats. Raises OSError or an AMQP error."""
+        return await self._beats.channel()
+
+    async def drop(self) -> None:
+        """Close the connection for beats, which ends all of its channels."""
+        await self._beats.drop()
+
+    async def is_there(self, queue: str) -> Answer:
+        """Return whether a queue is there, by a passive declaration; another connection's own one is."""
+        try:
+            await self._declared(queue)
+        except ChannelNotFoundEntity:
+            return Answer.ABSENT
+        except ChannelLockedResource:
+            return Answer.THERE
+        except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
+            return Answer.UNKNOWN
+        return Answer.THERE
+
+    async def consumers(self, queue: str) -> int | None:
+        """Return how many consumers a queue has, by a passive declaration; None where the broker does not tell.
+
+        RabbitMQ counts no more than one for a quorum queue with single active consumer.
+        """
+        with contextlib.suppress(Exception):
+            return await self._declared(queue)
+        return None
+
+    async def _declared(self, queue: str) -> int:
+        """Declare a queue passively, on a channel of its own; return the number of its consumers.
+
+        The connection is given up where the broker does not answer in time. Raises an error of the broker's.
+        """
+        channel: AbstractChannel | None = None
+        try:
+            async with asyncio.timeout(ANSWERED_WITHIN):
+                channel = await self._questions.channel()
+                found = await channel.declare_queue(queue, passive=True)
+                return found.declaration_result.consumer_count or 0
+        except TimeoutError:
+            await self._questions.drop()
+            raise
+        finally:
+            await _closed(channel)
+
+    async def aclose(self) -> None:
+        """Close both connections."""
+        await asyncio.gather(self._beats.drop(), self._questions.drop())
+
+
+class _Connection:
+    """One connection of a line, opened again when it is needed and lost."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
         self._connection: AbstractConnection | None = None
         self._lock = asyncio.Lock()
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection is open, as far as this process knows."""
         return self._connection is not None and self._connection.connected.is_set()
 
     async def channel(self) -> AbstractChannel:
@@ -173,7 +246,6 @@ class Line:
         return await connection.channel(publisher_confirms=False)
 
     async def drop(self) -> None:
-        """Close the connection, which ends all of its channels."""
         connection, self._connection = self._connection, None
         await _closed(connection)
 
@@ -210,4 +282,4 @@ class Membership:
             del self._lines[line.vhost]
         await room.aclose(last)
         if is_last:
-            await line.drop()
+            await line.aclose()

@@ -1,24 +1,24 @@
-"""One group of this sidecar at work: hears and sends beats, decides, and has its members do what was decided."""
+"""One group of this sidecar at work: hears and sends beats, and has its members do what was decided."""
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from proxy.groups import exactness
-from proxy.groups.beat import Beat, BeatError, OtherVersionError, decode, encode
+from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
 from proxy.groups.changes import Changes
-from proxy.groups.claims import priority
-from proxy.groups.decision import Act, Step
+from proxy.groups.decide import Act, Step
 from proxy.groups.exactness import Exactness, Shard
-from proxy.groups.member import Actions, Link, Member
+from proxy.groups.group import Group, Question
 from proxy.groups.membership import Membership
+from proxy.groups.model import Actions, LinkState, Member
 from proxy.groups.redelivered import Redelivered, together
-from proxy.groups.state import GroupState
-from proxy.groups.view import SILENCE
+from proxy.groups.timing import ACKS_EVERY, TIMEOUT_ABOVE
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.sync import Sync
@@ -42,34 +42,8 @@ LONGEST_SELDOM: Final = 600.0
 STATISTICS: Final = 5.0
 """Seconds by which the figures of the management API may be old."""
 
-TIMEOUT_ABOVE: Final = 60.0
-"""The seconds by which the broker's consumer timeout of links is longer than `groups_ack_timeout`.
-
-The sidecar ends a link whose client does not ack before that. But RabbitMQ 4.3 may go on delivering to a consumer whose
-channel has ended. As no client holds a message for much longer than `groups_ack_timeout`, the oldest one that such
-a consumer may hold comes back about so many seconds after the shard's last delivery to a client, or later.
-"""
-
-ANSWERED_WITHIN: Final = 20.0
-"""Seconds for which a probe whose client has yet to answer its message is left as it is, though others are all back.
-
-Most clients answer in time. One that waits for more messages before it acks gets that message once more.
-"""
-
-BROKERS_TIMEOUT: Final = 1800.0
-"""Seconds of RabbitMQ's own consumer timeout, by default."""
-
-TIMEOUT_MARGIN: Final = 2.0
-"""Seconds beyond the consumer timeout after which RabbitMQ has surely begun to take messages back."""
-
-WIDEN_EVERY: Final = 1.0
-"""Seconds between two looks for probes whose place an ordinary link may take."""
-
-FOLLOW_EVERY: Final = 0.05
-"""Seconds between two looks for the link of a shard that a member of this sidecar has just claimed."""
-
-ACKS_EVERY: Final = 2.0
-"""Seconds between two checks for members that do not ack."""
+SHOWN: Final = 10
+"""The most shards that a log line names."""
 
 POISON: Final = 21
 """The times that a message comes again from which on the log tells of it: more than RabbitMQ 4's default delivery limit
@@ -90,21 +64,13 @@ class Parts:
     """The name of this machine in beats."""
     ack_timeout: float
     """The setting `groups_ack_timeout`, in seconds; 0 for never."""
+    leave_timeout: float
+    """The setting `groups_leave_timeout`, in seconds; 0 for as long as `ack_timeout`."""
 
     @property
     def consumer_timeout(self) -> float:
         """The x-consumer-timeout of links, in seconds; 0 leaves it to the broker."""
         return self.ack_timeout and self.ack_timeout + TIMEOUT_ABOVE
-
-    @property
-    def probes_after(self) -> float:
-        """The seconds after a delivery of a shard before which it needs no probe.
-
-        It is half of the time after which a consumer that RabbitMQ has kept may lose messages: the other half is there
-        to open probes. Without `groups_ack_timeout` a client may hold a message for as long as it likes, so that a
-        probe may be needed at any time.
-        """
-        return TIMEOUT_ABOVE / 2 if self.ack_timeout else 0.0
 
 
 class RunningGroup:
@@ -121,12 +87,10 @@ class RunningGroup:
         """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
 
         `redelivered` has the redeliveries by shard to members that are gone; the group adds those that leave it.
-        `over` is called with the group, perhaps more than once, when this sidecar has neither a member any more nor one
-        that has left and whose client holds messages.
+        `over` is called with the group, perhaps more than once, when this sidecar has no member of it any more.
         """
         self.name, self._parts, self._over = name, parts, over
-        self.state = GroupState(parts.sidecar, parts.host)
-        self.state.probes_after = parts.probes_after
+        self.state = Group(parts.sidecar, parts.host, time.monotonic())
         self.exactness = Exactness()
         self.waiting: frozenset[str] = frozenset()
         """The shards with messages that no member gets, by the last two readings.
@@ -141,55 +105,64 @@ class RunningGroup:
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
         """The last reading of shards that a report has asked for; None before the first."""
+        self._asking: set[asyncio.Task[None]] = set()
+        """The questions that the broker has yet to answer."""
         self._redelivered = redelivered
         self._told_redelivered: dict[str, int] = {}
         """By shard, how many times a message had come again when the log last told of it."""
         self._told_of_bad = False
-        self._changes = Changes()
+        self._told = Changes()
         self._reasons: tuple[str, ...] = ()
         """The reasons of the last log lines."""
-        self._next_beat = self._next_acks = 0.0
+        self._next_acks = 0.0
         self.room = parts.membership.enter(*name, self._heard, self._room_changed)
         if seen is not None:
             self._judge(seen)
         parts.router.on_change.append(self._wake.set)
-        self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self._look, self._widen)]
+        self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self._look)]
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the group cannot be balanced in order; empty if it can, or as long as no shard has been read."""
+        """Why the group is not exact; empty if it is, or as long as no shard has been read."""
         return (*self.exactness.reasons, *exactness.mixed(self.state.prefetches))
 
     # What sessions tell.
 
     def add(self, member: Member, actions: Actions) -> None:
-        """Add a member that has begun to open its links."""
+        """Let a member take part; `actions` are those of its session."""
         self._actions[member.id] = actions
-        self.state.joined(member, time.monotonic())
-        self._wake.set()
-
-    def remove(self, member: Member, *, is_lost: bool) -> None:
-        """Remove a member that has ended; `is_lost` says that its connection to the broker is lost."""
         now = time.monotonic()
-        for shard, counted in member.redelivered.items():
-            self._redelivered[shard] = together([counted, self._redelivered.get(shard, Redelivered())], now)
-        member.redelivered.clear()
-        self.state.left(member.id, now, is_lost=is_lost)
+        self._follow(now)
+        self.state.joined(member, now)
         self._wake.set()
-        self._end_if_over()
 
-    def _end_if_over(self) -> None:
+    def remove(self, member: Member) -> None:
+        """Note that a member has left: its links are let go, or have ended with its session."""
+        now = time.monotonic()
+        for shard, its in member.redelivered.items():
+            self._redelivered[shard] = together([its, self._redelivered.get(shard, Redelivered())], now)
+        member.redelivered.clear()
+        self.state.left(member, now)
+        self._changed()
+
+    def link_changed(self, member: Member) -> None:
+        """Note that a link of a member has changed its state."""
+        self.state.changed(member, time.monotonic())
+        self._changed()
+
+    def _changed(self) -> None:
+        self._wake.set()
         if self.state.is_over:
             self._over(self)
 
-    def link_ended(self, member: Member, shard: str, why: str, *, is_missing: bool) -> None:
-        """Note that the broker has ended a member's link, with an error or, if `why` is empty, by a cancel.
-
-        `is_missing` says that the queue does not exist.
-        """
-        if self.state.link_ended(member.id, shard, why, is_missing=is_missing, now=time.monotonic()):
+    def link_refused(self, member: Member, shard: str, why: str, *, is_missing: bool) -> None:
+        """Note that the broker has ended a member's link, and why; `is_missing` says that there is no such queue."""
+        now = time.monotonic()
+        if is_missing:
+            self.state.missing(shard, now)
+        elif self.state.refused(member, shard, why, now):
             log.warning(
-                "group %r, virtual host %r: the broker refuses %s's consumer on shard %r, which is tried again: %s",
+                "group %r, virtual host %r: member %s has no consumer on shard %r: %s",
                 *(self.name[1], self.name[0], member.client or member.id, shard, why),
             )
         self._wake.set()
@@ -197,49 +170,40 @@ class RunningGroup:
     async def aclose(self) -> None:
         """Tell the other sidecars that this one has left the group; takes two seconds at most."""
         self._parts.router.on_change.remove(self._wake.set)
-        for task in (*self._tasks, *([self._refreshing] if self._refreshing is not None else [])):
+        for task in (*self._tasks, *self._asking, *([self._refreshing] if self._refreshing is not None else [])):
             task.cancel()
-        last = encode(self.state.beat(time.monotonic()))
+        last = encode(self.state.last_beat(time.monotonic()))
         await self._parts.membership.leave(self.room, last)
 
     # What the other sidecars tell.
 
     def _heard(self, body: bytes) -> None:
+        now = time.monotonic()
         try:
-            beat = decode(body, time.time())
+            beat = decode(body)
         except BeatError as error:
             if isinstance(error, OtherVersionError):
-                self.state.peers.heard_other_version(error.sidecar, time.monotonic())
+                self.state.heard_other(error, now)
             if not self._told_of_bad:
                 self._told_of_bad = True
                 what = "of another release" if isinstance(error, OtherVersionError) else "no beat"
                 where = self.name[1], self.name[0]
                 log.warning("group %r, virtual host %r: a message is %s: %s", *where, what, error)
             return
-        self._take(beat)
-
-    def _take(self, beat: Beat) -> None:
         if beat.sidecar == self._parts.sidecar:
             self.room.echoed()
-        if self.state.heard(beat, time.monotonic()):
-            self._send()
-        self._wake.set()
+        self.state.heard(beat, now)
+        if self.state.due <= now:
+            self._wake.set()
 
     def _room_changed(self) -> None:
-        if self.room.fault:
-            self.state.peers.disconnected()
-        self._next_beat = 0.0
+        self.state.connected(self.room.queue, time.monotonic())
         self._wake.set()
-
-    def _send(self) -> None:
-        now = time.monotonic()
-        self.room.send(encode(self.state.beat(now)))
-        self._next_beat = now + self.state.every
 
     # What follows from it.
 
     async def _guarded(self, forever: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the group's loops again if it ends with a defect, which must not end the balance for good."""
+        """Run one of the group's loops again if it ends with an unexpected error, which must not end the balance."""
         while True:
             try:
                 await forever()
@@ -252,27 +216,30 @@ class RunningGroup:
             now = time.monotonic()
             self._follow(now)
             self._tell()
-            if not self.state.is_followed:
-                self._follow_raises(now)
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
                 self._look_for_acks(now)
                 self._tell_redelivered(now)
-                self._end_if_over()
-            if now >= min(self._next_beat, self.state.due):
-                steps = self.state.tick(now).steps
-                for step in steps:
-                    self._do(step)
-                self._tell_changes()
-                self._follow_raises(now)
-                self._send()
-            until = min(self._next_beat, self._next_acks, self.state.due)
-            if not self.state.is_followed:
-                until = min(until, now + FOLLOW_EVERY)
+            self._tick(now)
+            self._tell_changes()
+            until = min(self._next_acks, self.state.due)
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(until - time.monotonic(), 0.01)):
+                async with asyncio.timeout(max(until - time.monotonic(), 0.005)):
                     await self._wake.wait()
             self._wake.clear()
+
+    def _tick(self, now: float) -> None:
+        tick = self.state.tick(now)
+        for step in tick.steps:
+            self._do(step, now)
+        if tick.steps:
+            self._log(tick.steps)
+        if tick.beat is not None:
+            self.room.send(encode(tick.beat))
+        for question in tick.questions:
+            self._ask(self._is_there(question))
+        if tick.counted:
+            self._ask(self._count(tick.counted))
 
     def _follow(self, now: float) -> None:
         """Set the group's shards to the queues of the ring. While the exchange is not known, the former shards stay."""
@@ -280,87 +247,100 @@ class RunningGroup:
         if entry is None:
             self._parts.sync.want(self.name)
             return
-        # Whom nobody uses would be forgotten.
+        # The router forgets exchanges that nobody uses.
         self._parts.router.used_at[self.name] = now
         self.state.follow(shards_of(entry), entry.read_at, now)
 
-    def _follow_raises(self, now: float) -> None:
-        """Open links again that wait for a shard and have the wrong priority since its holder has changed."""
-        for step in self.state.followers(now):
-            self._do(step)
-
-    def _do(self, step: Step) -> None:
+    def _do(self, step: Step, now: float) -> None:
         member, actions = self.state.local.get(step.member), self._actions.get(step.member)
         if member is None or actions is None:
             return
-        raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
-        present = member.links.get(step.shard)
-        log.debug(
-            "group %r, virtual host %r: shard %r: %s for %s, whose link has the priority %d%s%s",
-            *(self.name[1], self.name[0], step.shard, step.act.value, member.client or member.id),
-            present.priority if present is not None else 0,
-            f" and is to have {raised}" if step.act in (Act.RAISE, Act.SUBSCRIBE) else "",
-            " and be a probe" if step.is_probe else "",
-        )
-        if step.act is Act.CLAIM:
-            return
         with self._a_session():
-            if step.act is Act.HAND_OVER:
-                actions.hand_over(member, step.shard)
-                return
-            actions.subscribe(member, step.shard, raised, is_probe=step.is_probe)
+            if step.act is Act.LET_GO:
+                actions.let_go(member, step.shard)
+            elif why := actions.open(member, step.shard):
+                self.state.refused(member, step.shard, why, now)
+
+    def _log(self, steps: tuple[Step, ...]) -> None:
+        """Log at debug which links were opened and let go, or how many and the first of them."""
+        for act in Act:
+            if shards := [step.shard for step in steps if step.act is act]:
+                more = f", and {len(shards) - SHOWN} more" if len(shards) > SHOWN else ""
+                where = self.name[1], self.name[0]
+                log.debug("group %r, virtual host %r: %s: %s%s", *where, act.value, ", ".join(shards[:SHOWN]), more)
 
     def _tell_changes(self) -> None:
         """Log who has joined and left, and which member has got which shards, of all sidecars, in one line."""
         state = self.state
-        members = {member.id: member.client or member.id for member in state.local.values()}
-        for _, told in state.peers.members.values():
-            if not told.is_leaving:
-                members[told.id] = told.client or told.id
-        if changes := self._changes.told(members, state.claims.holders):
+        members = {each.id: each.client or each.id for each in state.local.values() if not each.leaving}
+        members |= {told.id: told.client or told.id for told in state.told.values() if not told.is_leaving}
+        if changes := self._told.news(members, state.decision.owners):
             log.info("group %r, virtual host %r: %s", self.name[1], self.name[0], changes)
 
     @contextmanager
     def _a_session(self) -> Iterator[None]:
-        """Log a defect of one session, which must not keep the others from their steps, or this sidecar from beats."""
+        """Log an unexpected error of one session, which must not keep the others from their steps."""
         try:
             yield
         except Exception:
             log.exception("group %r, virtual host %r: a defect in a session", self.name[1], self.name[0])
 
-    def _look_for_acks(self, now: float) -> None:
-        """End the links whose client has not settled a delivery for `groups_ack_timeout`.
+    def _ask(self, question: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(question)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
-        The session itself ends those of members that have left.
-        """
-        timeout = self._parts.ack_timeout
-        present = {*self.state.local, *self.state.leaving}
-        self._actions = {member: actions for member, actions in self._actions.items() if member in present}
+    async def _is_there(self, question: Question) -> None:
+        answer = await self.room.line.is_there(question.queue)
+        self.state.answered(question, answer, time.monotonic())
+        self._wake.set()
+
+    async def _count(self, shards: tuple[str, ...]) -> None:
+        """Count the consumers of shards, one after the other, until the broker does not answer."""
+        for shard in shards:
+            consumers = await self.room.line.consumers(shard)
+            self.state.counted(shard, consumers, time.monotonic())
+            self._wake.set()
+            if consumers is None:
+                return
+
+    def _look_for_acks(self, now: float) -> None:
+        """End the links whose client has not settled a delivery within the limits."""
+        self._actions = {each: actions for each, actions in self._actions.items() if each in self.state.local}
         times: list[float] = []
-        for member in (*self.state.local.values(), *self.state.leaving.values()):
+        for member in list(self.state.local.values()):
             actions = self._actions[member.id]
             with self._a_session():
                 for shard, at in actions.oldest_unacked(member).items():
-                    if timeout and now - at > timeout and member.id in self.state.local:
-                        self._release(member, actions, shard, now - at)
-                        self.state.released(member.id, shard, now + timeout, now)
-                    else:
+                    if not self._end_unacked(member, actions, shard, now, now - at):
                         times.append(at)
         self.oldest_unacked_at = min(times, default=0.0)
 
-    def _release(self, member: Member, actions: Actions, shard: str, age: float) -> None:
-        """Take a shard from a member whose client has not acked a message of it for so many seconds."""
+    def _end_unacked(self, member: Member, actions: Actions, shard: str, now: float, age: float) -> bool:
+        """End a link of which a delivery is so many seconds old, if that is too long; return whether it was ended."""
+        parts, link = self._parts, member.links.get(shard)
+        if link is None:
+            return False
+        leaves_for = now - link.changed_at if link.state == LinkState.LEAVING else 0.0
+        if parts.leave_timeout and leaves_for > parts.leave_timeout:
+            limit = "groups_leave_timeout"
+        elif parts.ack_timeout and age > parts.ack_timeout:
+            limit = "groups_ack_timeout"
+            self.state.stalled(member, now + parts.ack_timeout, now)
+            self.stalled += 1
+        else:
+            return False
         log.warning(
             "group %r, virtual host %r: member %s has not acked a message of shard %r for %.0f s"
-            " (groups_ack_timeout), so the shard goes to the next member",
-            *(self.name[1], self.name[0], member.client or member.id, shard, age),
+            " (%s), so the shard goes to the next member",
+            *(self.name[1], self.name[0], member.client or member.id, shard, age, limit),
         )
-        self.stalled += 1
-        actions.release(member, shard)
+        actions.give_up(member, shard)
+        return True
 
     def redelivered(self, now: float) -> dict[str, Redelivered]:
         """Return the redeliveries by shard to members of this sidecar, of those shards that had any."""
-        present = frozenset(self.state.shards)
+        present = frozenset(self.state.present)
         found: dict[str, list[Redelivered]] = {}
         for counted in (self._redelivered, *(member.redelivered for member in self.state.local.values())):
             for shard in counted.keys() - present:
@@ -385,7 +365,7 @@ class RunningGroup:
     # What the management API tells.
 
     async def _look(self) -> None:
-        """Read all shards now and then, and in between those that members of this sidecar hold.
+        """Read all shards now and then, and in between those that members of this sidecar own.
 
         So all sidecars together read each shard about once in `LOOK_EVERY`, or less often in a large group.
         """
@@ -394,53 +374,14 @@ class RunningGroup:
             await self.look(min(max(LOOK_SELDOM, shards * sidecars / READ_A_SECOND), LONGEST_SELDOM))
             await asyncio.sleep(max(LOOK_EVERY, shards / READ_A_SECOND))
             is_first = all(self._parts.sidecar < other for other in self.state.peers.all)
-            await self._read(self.state.held(is_first=is_first))
-
-    async def _widen(self) -> None:
-        """Replace the probes that have got a message which had come before, once no other consumer can hold such.
-
-        What a consumer holds that RabbitMQ has kept, it got before the shard was raised. So once the consumer timeout
-        has passed since the probe was opened, RabbitMQ may take all of it back. It looks whether it should when
-        something happens in the queue. So a probe that has got nothing is then replaced by another one.
-        """
-        while True:
-            await asyncio.sleep(WIDEN_EVERY)
-            if due := self._unsure(time.monotonic()):
-                await self._read(due)
-            now = time.monotonic()
-            timed_out = now - (self._parts.consumer_timeout or BROKERS_TIMEOUT) - TIMEOUT_MARGIN
-            for probe in self.state.probes():
-                actions, is_late = self._actions[probe.member.id], probe.opened_at < timed_out
-                awaits_answer = probe.unacked and probe.delivered_at > now - ANSWERED_WITHIN
-                with self._a_session():
-                    if probe.is_safe or (probe.delivered and (is_late or self._is_alone(probe)) and not awaits_answer):
-                        actions.widen(probe.member, probe.shard)
-                    elif is_late:
-                        actions.subscribe(probe.member, probe.shard, probe.priority, is_probe=True)
-
-    def _unsure(self, now: float) -> list[str]:
-        """Return the shards whose unacked messages are to be counted now, since somebody that is gone may hold some."""
-        known = self.exactness.shards
-        read_at = {shard: known[shard].read_at if shard in known else 0.0 for shard in self.state.shards}
-        probed = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
-        # What somebody held before the claim may be counted until then. One reading after that is enough.
-        counted = {shard: since + SILENCE + STATISTICS for shard, since in self.state.silent().items()}
-        silent = {shard for shard, at in counted.items() if read_at.get(shard, 0.0) < at <= now}
-        # Two readings tell more than one only if the broker may have counted in between.
-        unsure = probed | silent | self.state.lost()
-        return sorted(shard for shard in unsure if read_at.get(shard, 0.0) <= now - STATISTICS)
-
-    def _is_alone(self, probe: Link) -> bool:
-        """Return whether a reading that began after a probe got its message shows no other unacked message."""
-        read = self.exactness.shards.get(probe.shard)
-        return read is not None and read.unacked == 1 and read.read_at > probe.delivered_at + STATISTICS
+            await self._read(self.state.owned(is_first=is_first))
 
     async def look(self, age: float) -> None:
         """Read all shards from the management API, unless all that is known of them was read within `age` seconds."""
         async with self._looking:
             if time.monotonic() - self.exactness.read_at >= age:
                 self._follow(time.monotonic())
-                await self._read(self.state.shards)
+                await self._read(self.state.present)
 
     async def refresh(self, age: float, within: float) -> None:
         """Have all shards read that were not read within `age` seconds; return after `within` seconds in any case.
@@ -453,7 +394,7 @@ class RunningGroup:
 
     async def _read(self, shards: list[str]) -> None:
         """Read these shards from the management API. After a failed reading the former figures stay."""
-        present = set(self.state.shards)
+        present = set(self.state.present)
         before = {shard: it for shard, it in self.exactness.shards.items() if shard in present}
         try:
             seen = await exactness.read(self._parts.api, self.name[0], shards, before)
@@ -461,13 +402,9 @@ class RunningGroup:
             if not self.exactness.shards:
                 self._judge(exactness.unreadable(error))
             return
-        mine = set(self.state.held(is_first=True))
+        mine = set(self.state.owned(is_first=True))
         self.waiting = frozenset(shard for shard, it in seen.shards.items() if shard in mine and self._waits(shard, it))
-        # The broker may have lost track of the active consumer; a new one of a higher priority has it choose again, but
-        # only where no consumer holds a message, not even one that the broker has kept of a channel that has ended.
-        self.state.wedged = frozenset(shard for shard in self.waiting if not seen.shards[shard].unacked)
         self._judge(seen)
-        self._wake.set()
 
     def _waits(self, shard: str, it: Shard) -> bool:
         """Return whether two readings in a row show messages of a shard of which no member gets or holds any."""
@@ -479,13 +416,6 @@ class RunningGroup:
 
     def _judge(self, seen: Exactness) -> None:
         before, self.exactness = self.exactness, seen
-        self.state.unmovable = dict(seen.unmovable)
-        self.state.lost_after = {name: shard.lost_after for name, shard in seen.shards.items()}
-        kept = {name: shard.read_at for name, shard in seen.shards.items() if shard.may_keep and shard.unacked}
-        idle = {name: shard.read_at for name, shard in seen.shards.items() if not shard.unacked}
-        self.state.idle_at = {name: read_at - STATISTICS for name, read_at in idle.items()}
-        self.state.movable = frozenset(seen.shards.keys() - seen.unmovable.keys())
-        self.state.kept_at = {name: read_at - STATISTICS for name, read_at in kept.items()}
         self._tell()
         where = self.name[1], self.name[0]
         for warning in set(seen.warnings) - set(before.warnings):
@@ -506,3 +436,8 @@ def shards_of(entry: Entry) -> list[str]:
     """Return the queues of an exchange's ring, sorted."""
     weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
     return sorted(destination.name for destination in weights if destination.kind == "queue")
+
+
+def counted(group: RunningGroup) -> Counter[str]:
+    """Return the totals of a group that metrics add up over its lives in this process."""
+    return Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)

@@ -71,7 +71,7 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     c.to_client.insert(close_frame(0, code, text, method))
     if c.opened and not c.to_broker.skip:
         goodbye = close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session")
-        c.to_broker.out.append(links.give_back(c) + goodbye)
+        c.to_broker.out.append(goodbye)
     else:
         # The broker cannot take a method now: it is in the handshake, or inside a frame.
         c.to_broker.cut_off = True
@@ -87,8 +87,7 @@ def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     goodbyes = close_unconfirmed(c)
     if not awaits_answers(c):
         c.enter(Phase.CLOSING)
-        held = links.give_back(c)
-        return held + data[i:end] if held else None
+        return None
     c.enter(Phase.LEAVING)
     c.goodbye = data[i:end]
     return goodbyes
@@ -110,7 +109,7 @@ def close_unconfirmed(c: Connection) -> bytes:
 def pass_goodbye(c: Connection) -> None:
     """Pass the client's connection.close on: nothing can come back any more, or it takes too long."""
     c.enter(Phase.CLOSING)
-    c.to_broker.insert(links.give_back(c) + c.goodbye)
+    c.to_broker.insert(c.goodbye)
 
 
 def awaits_answers(c: Connection) -> bool:

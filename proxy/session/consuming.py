@@ -7,7 +7,7 @@ otherwise it joins the group as a member.
 
 import secrets
 
-from proxy.groups.member import DEFAULT_PREFETCH, Member
+from proxy.groups.model import DEFAULT_PREFETCH, Member
 from proxy.session import closing, links, requests
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
@@ -45,7 +45,7 @@ _CROWDED = f"a connection with consumers of groups has over {MOST_TAGS} ordinary
 
 _PASSIVE = 1
 _RESERVED = (b"x-priority", b"x-consumer-timeout")
-"""The arguments of consumers that this proxy sets itself: it balances by the one, and keeps order by the other."""
+"""The arguments of consumers that this proxy sets itself: all links have the same priority, and the same timeout."""
 
 
 def numbering_of(c: Connection, channel: Channel) -> Numbering:

@@ -9,7 +9,7 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.groups.member import LinkState
+from proxy.groups.model import LinkState
 from proxy.session import closing, hidden_methods, links
 from proxy.session.connection import Connection
 from proxy.session.hidden import Consumer, HiddenChannel
@@ -62,8 +62,7 @@ _LEAST: Final = OVERHEAD + 4
 _LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
 """The number of bytes of a frame with a content header without properties."""
 
-_TAKES: Final = (LinkState.OPENING.value, LinkState.OPEN.value)
-_PROBING: Final = LinkState.PROBING.value
+_TAKES: Final = LinkState.OPEN.value
 _LEAVING: Final = LinkState.LEAVING.value
 _OPEN: Final = ChannelState.OPEN.value
 
@@ -105,7 +104,7 @@ def whole(  # noqa: C901 - one loop, for speed
         if stop > size or names + 2 > header:
             break
         numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
-        if link is None or link.state not in _TAKES or consumer.channel.state != _OPEN:
+        if link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
             break
         if hidden.left or numbering.busy is not None or len(numbering.unacked) + 1 >= MOST_UNACKED:
             break
@@ -161,14 +160,7 @@ def _method(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int)
     if link is None:
         return b""
     no_ack = consumer.member.no_ack
-    if link.state == _LEAVING:
-        link.delivered_at = c.now
-    takes = link.state in _TAKES or (link.state == _LEAVING and no_ack)
-    if link.state == _PROBING:
-        at = i + 12 + data[i + 11]
-        takes = bool(data[at + 8])
-        if not takes:
-            links.put_back(c, hidden, link, u64(data, at))
+    takes = link.state == _TAKES or (link.state == _LEAVING and no_ack)
     hidden.passing = takes and consumer.channel.state == _OPEN
     if hidden.passing:
         # From here on the client holds it: a link that ends now would have the next member get it as well.

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from proxy.groups.member import Member
+from proxy.groups.model import Member
 from proxy.session.channel import Channel
 from proxy.topology.declarations import Declaration
 from proxy.topology.table import Name
@@ -66,13 +66,19 @@ class Left(NamedTuple):
     member: Member
 
 
-class LinkEnded(NamedTuple):
+class LinkChanged(NamedTuple):
+    """A link of a member has changed its state."""
+
+    member: Member
+
+
+class LinkRefused(NamedTuple):
     """The broker has ended a member's link to a shard."""
 
     member: Member
     shard: str
     code: int
-    """The broker's reply code; 0 if it has cancelled the consumer, whose queue is gone."""
+    """The broker's reply code; 0 if it has cancelled the consumer, whose queue is gone or has moved."""
     text: str
 
 
@@ -88,7 +94,7 @@ class DeclaredGroup(NamedTuple):
     name: str
 
 
-GroupEvent = JoinAsked | Left | LinkEnded | Shadowed | DeclaredGroup
+GroupEvent = JoinAsked | Left | LinkChanged | LinkRefused | Shadowed | DeclaredGroup
 """An event that concerns groups."""
 
 Event = Declared | Stale | Refused | Missing | NoQueue | Reopened | GroupEvent

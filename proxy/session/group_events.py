@@ -5,7 +5,7 @@ import time
 
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
-from proxy.session.events import DeclaredGroup, GroupEvent, JoinAsked, Left, Shadowed
+from proxy.session.events import DeclaredGroup, GroupEvent, JoinAsked, Left, LinkChanged, Shadowed
 from proxy.session.group_actions import GroupActions
 
 log = logging.getLogger(__name__)
@@ -32,5 +32,7 @@ def handle(event: GroupEvent, c: Connection, shared: Shared, actions: GroupActio
         groups.join(event.member, actions)
     elif isinstance(event, Left):
         groups.leave(event.member)
+    elif isinstance(event, LinkChanged):
+        groups.link_changed(event.member)
     else:
-        groups.link_ended(event.member, event.shard, event.code, event.text)
+        groups.link_refused(event.member, event.shard, event.code, event.text)

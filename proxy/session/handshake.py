@@ -5,7 +5,6 @@ journalled. No I/O: frames go in, and what goes on in their place comes out.
 """
 
 import functools
-import re
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
@@ -100,8 +99,6 @@ _MOST_CHANNELS = (1 << 16) - 1
 MOST_HIDDEN: Final = 1024
 """The most channels of one connection that are kept back for links of consumer groups."""
 
-_VERSION: Final = re.compile(rb"(\d{1,5})\.(\d{1,5})\.")
-
 _CANCEL_NOTIFY = b"consumer_cancel_notify"
 
 MOST_FRAME_MAX: Final = 1 << 24
@@ -127,7 +124,7 @@ class Handshake:
 
     __slots__ = (
         "allowed_mechanisms", "cancel_notify", "channel_max", "cluster", "cluster_told_at", "connection_name",
-        "frame_max", "groups", "heartbeat", "hidden", "keeps_consumers", "offered_channel_max", "offered_frame_max",
+        "frame_max", "groups", "heartbeat", "hidden", "offered_channel_max", "offered_frame_max",
         "spare", "step", "user", "vhost",
     )  # fmt: skip
 
@@ -163,8 +160,6 @@ class Handshake:
         """Seconds between heartbeats; 0 for none."""
         self.vhost = ""
         """The virtual host that the client asks for."""
-        self.keeps_consumers = False
-        """Whether this is RabbitMQ 4.3 or newer, which may keep a consumer whose channel has ended."""
 
     def from_client(self, data: bytes, i: int, end: int) -> bytes:
         """Take the client's frame from `i` to `end` of `data`, at a step when it is the client's turn.
@@ -223,9 +218,6 @@ def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     field = table.find(data, first, stop, b"cluster_name")
     name = table.text_of(data, field) if field else None
     h.cluster = name.decode(errors="replace") if name is not None else None
-    field = table.find(data, first, stop, b"version")
-    version = _VERSION.match((table.text_of(data, field) if field else None) or b"")
-    h.keeps_consumers = version is not None and (int(version[1]), int(version[2])) >= (4, 3)
     at = stop + 4 + U32.unpack_from(data, stop)[0]
     offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in h.allowed_mechanisms]
     mechanisms = b" ".join(offered)

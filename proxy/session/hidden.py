@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.session.numbering import Numbering, Question, Source, Tags
 from proxy.wire.frames import BASIC_DELIVER, U32, shorted
@@ -44,8 +44,8 @@ class Consumer:
     """One member of the session's client, from its basic.consume until all its hidden channels are closed."""
 
     __slots__ = (
-        "arguments", "channel", "hidden", "joined", "leaving", "member", "numbering", "owes_cancel_ok", "owes_ok",
-        "question", "shown", "shown_of",
+        "arguments", "channel", "consumes", "hidden", "joined", "leaving", "member", "numbering", "owes_cancel_ok",
+        "owes_ok", "question", "shown", "shown_of",
     )  # fmt: skip
 
     def __init__(self, member: Member, channel: Channel, numbering: Numbering, arguments: bytes) -> None:
@@ -59,6 +59,8 @@ class Consumer:
         """Whether the client has yet to get its basic.cancel-ok, once the broker has sent all that it will."""
         self.question: Question | None = None
         """The question about the group's name, for a method such as queue.declare; None for a basic.consume."""
+        self.consumes = False
+        """Whether the broker has let a link of the member consume, ever: the client may read shards."""
         self.joined = False
         """Whether the groups know of the member."""
         self.leaving = False
@@ -67,16 +69,6 @@ class Consumer:
         """The router's entry from which `shown` was made."""
         self.shown: dict[bytes, bytes] = {}
         """By exchange that RabbitMQ names in a delivery, the exchange that the client sees."""
-
-
-class Wanted(NamedTuple):
-    """A link that waits to be opened, for a free channel number or for the end of the link in whose place it comes."""
-
-    priority: int
-    """The x-priority; 0 stands for one below those of all present members."""
-    is_probe: bool
-    after: HiddenChannel | None = None
-    """The channel of the member's last link to the shard, which has to be closed first; None if there is none."""
 
 
 class Consuming:
@@ -89,14 +81,12 @@ class Consuming:
         "draining",
         "due",
         "free",
-        "leaving",
         "match",
         "most",
         "requeued",
         "sources",
         "tags",
         "untimed",
-        "wanted",
     )
 
     def __init__(self, match: Callable[[str, str], bool]) -> None:
@@ -112,14 +102,10 @@ class Consuming:
         """The members that have not left."""
         self.by_tag: dict[tuple[int, bytes], Consumer] = {}
         """The members that have not left, by the client's channel and consumer tag."""
-        self.wanted: dict[tuple[Consumer, str], Wanted] = {}
-        """By member and shard, the links that wait to be opened, the oldest first."""
         self.tags = Tags()
         """How many ordinary consumers the channels remember."""
         self.untimed: set[str] = set()
         """The shards whose queues take no consumer timeout: classic ones on RabbitMQ 4.3."""
-        self.leaving: dict[HiddenChannel, None] = {}
-        """The channels of links that end once the client has settled what it holds of them."""
         self.requeued: dict[HiddenChannel, Requeued] = {}
         """The channels of links of which the client has returned a delivery that the broker has yet to get back."""
         self.due: list[bytes] = []
@@ -150,7 +136,6 @@ class Consuming:
     def gone(self, hidden: HiddenChannel) -> None:
         """Take a hidden channel's number back: both sides have closed it."""
         del self.sources[hidden.number]
-        self.leaving.pop(hidden, None)
         self.requeued.pop(hidden, None)
         hidden.consumer.hidden.pop(hidden, None)
         self.free.append(hidden.number)
@@ -164,13 +149,6 @@ class Consuming:
     def has_room(self) -> bool:
         """Whether a link may be opened. The last number is for a question about a name, as long as others come back."""
         return bool(self.free) and not (len(self.free) == 1 and self.closing)
-
-    def next_wanted(self) -> tuple[Consumer, str] | None:
-        """Return the member and the shard of the oldest link that waits for nothing but a number; None without any."""
-        for key, waits in self.wanted.items():
-            if waits.after is None or self.sources.get(waits.after.number) is not waits.after:
-                return key
-        return None
 
     def take_due(self) -> bytes:
         """Return the frames that are due, and forget them."""

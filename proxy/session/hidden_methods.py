@@ -1,9 +1,9 @@
 """What the broker says on a hidden channel besides deliveries: answers, and the ends of consumers and channels."""
 
-from proxy.groups.member import Link, LinkState
+from proxy.groups.model import Link, LinkEvent, LinkState
 from proxy.session import closing, links, pseudo_queue
 from proxy.session.connection import Connection
-from proxy.session.events import JoinAsked, LinkEnded, Shadowed
+from proxy.session.events import JoinAsked, Shadowed
 from proxy.session.hidden import Consumer, HiddenChannel
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -38,20 +38,21 @@ def take(c: Connection, hidden: HiddenChannel, method: int, data: bytes, i: int,
         _told(c, hidden, method)
         return b""
     if method == BASIC_CONSUME_OK:
-        links.opened(c, link)
-        return links.consume_ok(consumer)
+        link.member.pauses.pop(link.shard, None)
+        consumer.consumes = True
+        links.enter(c, hidden, link, LinkEvent.CONSUMING)
+        return b""
     return _cancelled(c, hidden, link) if method in (BASIC_CANCEL, BASIC_CANCEL_OK) else b""
 
 
 def _cancelled(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
     """Take it that the broker delivers no more: the queue is gone, or a link without acks has got all that was due."""
-    has_place = link.state != LinkState.LEAVING
-    links.close(c, hidden)
-    if hidden.consumer.leaving:
-        return links.cancel_ok(hidden.consumer)
-    if has_place:
-        c.events.append(LinkEnded(link.member, link.shard, 0, "the broker has cancelled the consumer"))
-    return b""
+    is_leaving = link.state == LinkState.LEAVING
+    event = LinkEvent.SETTLED if is_leaving and link.member.no_ack else LinkEvent.CANCELLED
+    links.consuming_of(c).due.append(links.enter(c, hidden, link, event))
+    if not is_leaving:
+        links.refused(c, link, 0, "the broker has cancelled the consumer")
+    return links.cancel_ok(hidden.consumer)
 
 
 def _told(c: Connection, hidden: HiddenChannel, method: int) -> None:
@@ -74,25 +75,17 @@ def _closed(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int)
     # It goes behind what is due on the channel before, which may be this proxy's channel.close.
     links.consuming_of(c).due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
     closing_already, consumer, link = hidden.closing, hidden.consumer, hidden.link
-    has_place = link is None or link.state != LinkState.LEAVING
+    is_leaving = link is not None and link.state == LinkState.LEAVING
     links.closed_by_broker(c, hidden)
     if closing_already:
         return b""
     if link is None:
         _answered(c, consumer, code, text)
-        return b""
-    if consumer.leaving:
-        return links.cancel_ok(consumer)
-    if not has_place:
-        return b""  # another link has taken it
-    if links.open_untimed(c, consumer, link, code, text):
-        return b""
-    if code == ACCESS_REFUSED and consumer.owes_ok:
+    elif code == ACCESS_REFUSED and not consumer.consumes and not consumer.leaving:
         refuse(c, consumer, code, pseudo_queue.not_permitted(c, consumer.member.exchange, text))
-        return b""
-    c.events.append(LinkEnded(link.member, link.shard, code, text))
-    # Where the last queue has gone meanwhile, none is left that would answer.
-    return b"" if consumer.hidden else links.consume_ok(consumer)
+    elif not is_leaving and not links.is_untimed(c, link, code, text):
+        links.refused(c, link, code, text)
+    return links.cancel_ok(consumer)
 
 
 def _answered(c: Connection, consumer: Consumer, code: int, text: str) -> None:

@@ -1,28 +1,23 @@
-"""The links of members: how each is opened on a hidden channel, and how it ends without putting a key out of order.
+"""The links of members at work: what the broker is sent on a hidden channel when a link changes its state.
 
-A link always ends by a bare channel.close: the broker then puts what is not acked back in its order. After a
-basic.cancel with messages unacked the next consumer would get later messages first (measured: 50-99 before 0-49).
+`TABLE` in `proxy/groups/model.py` has the states and says what is sent; `enter` is the one way into it from a session.
 """
 
 import time
 
-from proxy.groups.claims import lowest
-from proxy.groups.member import Link, LinkState
+from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import Left
-from proxy.session.hidden import Consumer, Consuming, HiddenChannel, Wanted
+from proxy.session.events import Left, LinkChanged, LinkRefused
+from proxy.session.hidden import Consumer, Consuming, HiddenChannel
 from proxy.session.numbering import Numbering
-from proxy.session.state import ChannelState
 from proxy.wire.frames import (
     BASIC_CANCEL,
     BASIC_CANCEL_OK,
     BASIC_CONSUME,
     BASIC_CONSUME_OK,
-    BASIC_NACK,
     BASIC_QOS,
     CHANNEL_OPEN,
-    END,
     PRECONDITION_FAILED,
     REPLY_SUCCESS,
     U16,
@@ -38,13 +33,15 @@ EXCLUSIVE = 4
 NOWAIT = 8
 """The bits of basic.consume."""
 
-_MULTIPLE = 1
-_REQUEUE = 2
-"""The bits of basic.nack."""
+PRIORITY = 1
+"""The x-priority of every link of every member.
 
-_PRIORITY = b"\x0ax-priorityl"
-"""The field of a consumer's priority up to its value, which is a 64-bit integer."""
+It marks the consumers of a group for reports. It must be the same for all: RabbitMQ 4.3 has an active consumer give way
+to one of a higher priority, and keeps it if its channel ends meanwhile, so that the shard stands still.
+"""
 
+_PRIORITY = b"\x0ax-priorityl" + U64.pack(PRIORITY)
+"""The field of a consumer's priority."""
 
 _TIMEOUT = b"\x12x-consumer-timeout"
 """The name of the field of a consumer timeout: brokers before 4.3 ignore it, 4.3 refuses it for a classic queue."""
@@ -75,87 +72,76 @@ def flush(c: Connection) -> None:
         c.to_broker.insert(c.consuming.take_due())
 
 
-def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, is_probe: bool = False) -> None:
-    """Open a link to a shard in place of the older one, if there is one.
-
-    Nothing happens while messages of the older link are unacked, by the client or, of a probe that is not safe yet, by
-    this proxy. While no channel number is free, the new link waits for one, and the older one stays. A link of another
-    priority waits for the end of the older one, and the member has none meanwhile.
-    """
-    if consumer.leaving or not c.running or consumer.channel.state != ChannelState.OPEN:
-        return
-    consuming, key, present = consuming_of(c), (consumer, shard), consumer.member.links.get(shard)
-    if present is None and key in consuming.wanted:
-        return
-    if present is not None and (present.unacked or (present.withheld and not present.is_safe)):
-        return
-    if present is not None and _ends_first(consumer, present, priority) and consuming.has_room:
-        consuming.wanted[key] = Wanted(priority, is_probe, _channel_of(c, present))
-        end_link(c, present)
-        return
-    # The next link is there before the last one ends, so that no other member gets the shard in between.
-    link = _open(c, consumer, shard, priority, is_probe)
-    if present is None or link is None:
-        return
-    if present.withheld:
-        link.behind, link.delivered_at = present, present.delivered_at
-    elif consumer.member.no_ack:
-        _let_end(c, present)
-    else:
-        end_link(c, present)
+# How a link begins and ends.
 
 
-def _ends_first(consumer: Consumer, present: Link, priority: int) -> bool:
-    """Return whether a link is to end before the one in its place, of this priority, is opened.
-
-    One of another priority may just have become the active one, with messages on their way. RabbitMQ 4.3 would keep it
-    if it ended while the new one waits above it.
-    """
-    return priority != present.priority and not present.withheld and not consumer.member.no_ack
-
-
-def hand_over(c: Connection, consumer: Consumer, shard: str) -> None:
-    """Let a member give a shard up: its link ends once the client has settled what it holds of it.
-
-    A consumer that gives way to one of a higher priority would do so as well. But RabbitMQ 4.3 keeps it if its channel
-    ends meanwhile. One above which nobody waits is removed as it should be.
-    """
-    consuming_of(c).wanted.pop((consumer, shard), None)
-    present = consumer.member.links.get(shard)
-    hidden = _channel_of(c, present) if present is not None else None
-    if present is None or (present.is_probe and present.delivered and not present.is_safe):
-        return
-    if hidden is not None and c.running:
-        member = consumer.member
-        member.leaving = [link for link in member.leaving if link.state == LinkState.LEAVING]
-        _end_settled(c, consumer, hidden)
+def open_link(c: Connection, consumer: Consumer, shard: str) -> str:
+    """Open a link to a shard of which the member has none; return why that cannot be, or an empty string."""
+    consuming, member = consuming_of(c), consumer.member
+    if shard in member.links:
+        return ""
+    if not consuming.has_room:
+        return f"all {consuming.most} hidden channels of the client's connection are in use"
+    link = member.links[shard] = Link(member, shard)
+    link.since = time.time()
+    hidden = consuming.take(consumer, link)
+    consuming.due.append(enter(c, hidden, link, LinkEvent.WANT))
+    return ""
 
 
-def release(c: Connection, consumer: Consumer, shard: str) -> None:
-    """End a member's links to a shard even if messages are unacked, and open one of the lowest priority."""
-    if not c.running:
-        return
-    consuming_of(c).wanted.pop((consumer, shard), None)
-    present = consumer.member.links.get(shard)
-    for link in (present and present.behind, present, *consumer.member.leaving):
-        if link is not None and link.shard == shard:
-            end_link(c, link)
-    _open(c, consumer, shard, 0, is_probe=False)
+def let_go(c: Connection, member: Member, shard: str) -> None:
+    """Have a member's link end once the client has settled what it got of it."""
+    link = member.links.get(shard)
+    hidden = _channel_of(c, link) if link is not None else None
+    if link is not None and hidden is not None:
+        consuming_of(c).due.append(_let_go(c, hidden, link))
 
 
-def end_link(c: Connection, link: Link) -> None:
-    """End a link: its unacked messages go back to their queue in order, and later acks of them are ignored."""
-    hidden = _channel_of(c, link)
-    if hidden is not None:
-        close(c, hidden)
+def give_up(c: Connection, member: Member, shard: str) -> None:
+    """Have a member's link end at once: what is unacked goes back to the queue, and later acks of it are ignored."""
+    link = member.links.get(shard)
+    hidden = _channel_of(c, link) if link is not None else None
+    if link is not None and hidden is not None:
+        consuming_of(c).due.append(enter(c, hidden, link, LinkEvent.GIVE_UP))
 
 
-def _let_end(c: Connection, link: Link) -> None:
-    """End a link without acks by basic.cancel: what RabbitMQ has sent until then still reaches the client."""
-    hidden = _channel_of(c, link)
-    if hidden is not None and not hidden.closing and link.state != LinkState.LEAVING:
-        _unlink(hidden, LinkState.LEAVING)
-        consuming_of(c).due.append(method_frame(hidden.number, BASIC_CANCEL, shorted(link.member.tag) + b"\0"))
+def settled(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+    """Return the channel.close of a link that is leaving and of which nothing is unacked; empty otherwise."""
+    if link.state != LinkState.LEAVING or link.unacked or link.member.no_ack:
+        return b""
+    return enter(c, hidden, link, LinkEvent.SETTLED)
+
+
+def _let_go(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+    return enter(c, hidden, link, LinkEvent.LET_GO) + settled(c, hidden, link)
+
+
+def enter(c: Connection, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
+    """Have a link take an event, and have its group told; return the frames that the broker is to get."""
+    action = link.enter(event, c.now)
+    if hidden.consumer.joined:
+        c.events.append(LinkChanged(link.member))
+    if action == LinkAction.SUBSCRIBE:
+        return _subscription(c, hidden, link)
+    if action == LinkAction.CANCEL:
+        return method_frame(hidden.number, BASIC_CANCEL, shorted(link.member.tag) + b"\0")
+    return closing_frame(hidden) if action == LinkAction.CLOSE else b""
+
+
+def _subscription(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+    """Return the frames that open a link's channel and consumer."""
+    consuming, member, number = consuming_of(c), link.member, hidden.number
+    table = hidden.consumer.arguments + _PRIORITY
+    if consuming.consumer_timeout and link.shard not in consuming.untimed:
+        table += _TIMEOUT + b"l" + U64.pack(consuming.consumer_timeout)
+    queue, tag = shorted(link.shard.encode()), shorted(member.tag)
+    bits = bytes((NO_ACK if member.no_ack else 0,))
+    qos = U32.pack(0) + U16.pack(member.prefetch) + b"\0"
+    return (
+        method_frame(number, CHANNEL_OPEN, b"\0")
+        + method_frame(number, BASIC_QOS, qos)
+        + method_frame(number, BASIC_CONSUME, b"\0\0" + queue + tag + bits + U32.pack(len(table)) + table)
+    )
 
 
 def _channel_of(c: Connection, link: Link) -> HiddenChannel | None:
@@ -164,166 +150,54 @@ def _channel_of(c: Connection, link: Link) -> HiddenChannel | None:
     return source if isinstance(source, HiddenChannel) and source.link is link else None
 
 
-def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe: bool) -> Link | None:
-    """Open a link and return it; while there is no room for it, return None and have it opened later.
-
-    A priority of 0 stands for one below those of all present members.
-    """
-    consuming, member = consuming_of(c), consumer.member
-    if not consuming.has_room:
-        waits = consuming.wanted.get((consumer, shard), Wanted(0, is_probe))
-        consuming.wanted[consumer, shard] = waits._replace(priority=priority or waits.priority, is_probe=is_probe)
-        return None
-    priority = priority or lowest(time.time())
-    link = member.links[shard] = Link(member, shard, 0, priority, c.now)
-    link.is_probe = is_probe and not member.no_ack
-    hidden = consuming.take(consumer, link)
-    number = hidden.number
-    table = consumer.arguments + _PRIORITY + U64.pack(priority & 0xFFFFFFFFFFFFFFFF)
-    if consuming.consumer_timeout and shard not in consuming.untimed:
-        table += _TIMEOUT + b"l" + U64.pack(consuming.consumer_timeout)
-    queue, tag = shorted(shard.encode()), shorted(member.tag)
-    bits = bytes((NO_ACK if member.no_ack else 0,))
-    qos = U32.pack(0) + U16.pack(1 if link.is_probe else member.prefetch) + b"\0"
-    consuming.due += (
-        method_frame(number, CHANNEL_OPEN, b"\0"),
-        method_frame(number, BASIC_QOS, qos),
-        method_frame(number, BASIC_CONSUME, b"\0\0" + queue + tag + bits + U32.pack(len(table)) + table),
-    )
-    return link
+# How a hidden channel ends.
 
 
-def opened(c: Connection, link: Link) -> None:
-    """Note that the broker has confirmed a link's consumer, and end the probe in whose place the link comes."""
-    if link.state == LinkState.OPENING:
-        link.state = LinkState.PROBING if link.is_probe else LinkState.OPEN
-    probe, link.behind = link.behind, None
-    if probe is not None and (hidden := _channel_of(c, probe)) is not None:
-        close(c, hidden, _returned(c, hidden) if probe.unacked else b"")
-
-
-def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
-    """Return the message that a probe has got, which comes for the first time, and open an ordinary link for it.
-
-    No other consumer holds earlier ones, since they would have come back before it. The client gets it by the next
-    link, as it may ack only when it has more than one message.
-    """
-    link.is_safe = True
-    link.withheld = hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(tag) + bytes((_REQUEUE, END))
-    subscribe(c, hidden.consumer, link.shard, link.priority + 1)
-
-
-def widen(c: Connection, consumer: Consumer, shard: str) -> None:
-    """Replace a probe by an ordinary link of the next higher priority, as no other consumer holds messages any more.
-
-    Once that link is open, the broker gets the client's answer to the message of the probe. If there is none by then,
-    the message comes again by that link, and to no other member.
-    """
-    probe = consumer.member.links.get(shard)
-    if probe is None or not probe.is_probe or consumer.channel.state != ChannelState.OPEN:
+def close(c: Connection, hidden: HiddenChannel) -> None:
+    """Close a hidden channel at the broker. A content of it that is half sent to the client is sent to its end."""
+    if hidden.closing:
         return
-    probe.is_safe = True
-    link = _open(c, consumer, shard, probe.priority + 1, is_probe=False)
-    if link is not None:
-        link.behind, link.delivered_at = probe, probe.delivered_at
+    link = hidden.link
+    frames = enter(c, hidden, link, LinkEvent.GIVE_UP) if link is not None else closing_frame(hidden)
+    consuming_of(c).due.append(frames)
 
 
-def close(c: Connection, hidden: HiddenChannel, before: bytes = b"") -> None:
-    """Close a hidden channel at the broker, behind the frames in `before`.
-
-    A content of it that is half sent to the client is sent to its end.
-    """
-    if not hidden.closing:
-        consuming_of(c).due.append(before + _closing(c, hidden))
-
-
-def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
-    """Return what closes a hidden channel, whose link has ended; before it, what a safe probe has withheld."""
-    owed = _owed(hidden) + _held(c, hidden)
+def closing_frame(hidden: HiddenChannel) -> bytes:
+    """Return the channel.close of a hidden channel, which takes no acks from now on."""
     hidden.closing = hidden.ended = True
-    _unlink(hidden, LinkState.CLOSING)
-    return owed + close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
-
-
-def give_back(c: Connection) -> bytes:
-    """Return the frames that the links of a session, which is about to end, owe the broker.
-
-    They are the answers that probes have withheld, where these are safe, and what returns messages.
-    """
-    sources = c.consuming.sources.values() if c.consuming is not None else ()
-    open_ = [each for each in sources if isinstance(each, HiddenChannel) and not each.closing]
-    return b"".join([_owed(each) + _held(c, each) for each in open_])
-
-
-def _owed(hidden: HiddenChannel) -> bytes:
-    """Return the answer to its message that a probe has withheld; empty if there is none, or if it is not safe."""
-    link = hidden.link
-    return link.withheld if link is not None and link.is_safe and not hidden.ended else b""
-
-
-def _held(c: Connection, hidden: HiddenChannel) -> bytes:
-    """Return the nack that returns all that a link holds, in its order; empty where its end does so as well.
-
-    RabbitMQ 4.3 keeps a consumer whose channel ends while it holds messages and gives way to another one. To one that
-    does not give way, the broker would deliver the messages once more, behind newer ones that are on their way.
-    """
-    link = hidden.link
-    if link is None or not link.gives_way(c.now) or (not link.is_open and link.state != LinkState.LEAVING):
-        return b""
-    return _returned(c, hidden)
-
-
-def _returned(c: Connection, hidden: HiddenChannel) -> bytes:
-    """Return the nack of all that the broker counts as unacked on a hidden channel; empty if it keeps no consumers."""
-    if hidden.link is None or hidden.link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
-        return b""
-    return hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(0) + bytes((_MULTIPLE | _REQUEUE, END))
+    return close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
 
 
 def closed_by_broker(c: Connection, hidden: HiddenChannel) -> None:
     """Handle a hidden channel that the broker has closed and whose close-ok was sent."""
     hidden.ended = True
-    _unlink(hidden, LinkState.ENDED)
+    if hidden.link is not None:
+        enter(c, hidden, hidden.link, LinkEvent.REFUSED)
     if not hidden.closing:
-        gone(c, hidden)
+        consuming_of(c).gone(hidden)
 
 
 def gone(c: Connection, hidden: HiddenChannel) -> None:
-    """Take a hidden channel's number back, and open the links that have waited for it, or for any number."""
-    consuming = consuming_of(c)
-    consuming.gone(hidden)
-    if hidden.link is not None:
-        hidden.link.state = LinkState.ENDED
-    while consuming.has_room and (key := consuming.next_wanted()) is not None:
-        waits = consuming.wanted.pop(key)
-        subscribe(c, *key, waits.priority, is_probe=waits.is_probe)
+    """Take a hidden channel's number back, since the broker has answered its channel.close."""
+    consuming_of(c).gone(hidden)
+    if hidden.link is not None and hidden.link.state != LinkState.NONE:
+        enter(c, hidden, hidden.link, LinkEvent.CLOSED)
 
 
-def open_untimed(c: Connection, consumer: Consumer, link: Link, code: int, text: str) -> bool:
-    """Open a link again whose consumer timeout its queue has refused; return whether that is why the link has ended."""
+def is_untimed(c: Connection, link: Link, code: int, text: str) -> bool:
+    """Return whether a link has ended since its queue refuses a consumer timeout; the next one goes without."""
     if code != PRECONDITION_FAILED or "x-consumer-timeout" not in text:
         return False
     consuming_of(c).untimed.add(link.shard)
-    subscribe(c, consumer, link.shard, link.priority, is_probe=link.is_probe)
     return True
 
 
-def close_unsettled(c: Connection, before: float) -> None:
-    """Close the links that are leaving and hold a delivery made before a time, monotonic: their clients do not ack."""
-    for hidden in list(consuming_of(c).leaving):
-        if hidden.first is not None and hidden.first.at < before and not hidden.closing:
-            close(c, hidden)
-    flush(c)
+def refused(c: Connection, link: Link, code: int, text: str) -> None:
+    """Have the group told that the broker has ended a link with this reply code and text."""
+    c.events.append(LinkRefused(link.member, link.shard, code, text))
 
 
-def _unlink(hidden: HiddenChannel, state: LinkState) -> None:
-    link = hidden.link
-    if link is not None:
-        link.state = state
-        if link.member.links.get(link.shard) is link:
-            del link.member.links[link.shard]
-            if link.behind is not None and link.behind.state == LinkState.PROBING:
-                link.member.links[link.shard] = link.behind
+# How a member leaves.
 
 
 def leave(c: Connection, consumer: Consumer) -> None:
@@ -335,34 +209,14 @@ def leave(c: Connection, consumer: Consumer) -> None:
     if consumer.leaving:
         return
     if ok := consume_ok(consumer):
-        # No link would bring it any more, and the client waits for it before it takes the answer to its basic.cancel.
+        # The client waits for it before it takes the answer to its basic.cancel.
         tell(c, consumer.numbering, ok)
     forget(c, consumer)
     for hidden in list(consumer.hidden):
-        if hidden.link is None or hidden.link.state != LinkState.LEAVING:
-            _end_settled(c, consumer, hidden)
-
-
-def _end_settled(c: Connection, consumer: Consumer, hidden: HiddenChannel) -> None:
-    """End a hidden channel, of a link that holds messages once the client has settled these."""
-    link = hidden.link
-    if hidden.closing or link is None:
-        close(c, hidden)
-    elif consumer.member.no_ack:
-        _let_end(c, link)
-    elif link.unacked:
-        _unlink(hidden, LinkState.LEAVING)
-        consumer.member.leaving.append(link)
-        consuming_of(c).leaving[hidden] = None
-    else:
-        close(c, hidden)
-
-
-def abandon(c: Connection) -> None:
-    """Count the links that are leaving as ended, since the client's and the broker's connection have ended."""
-    for hidden in consuming_of(c).leaving:
-        if hidden.link is not None:
-            hidden.link.state = LinkState.ENDED
+        if hidden.link is None:
+            close(c, hidden)
+        else:
+            consuming_of(c).due.append(_let_go(c, hidden, hidden.link))
 
 
 def forget(c: Connection, consumer: Consumer) -> None:
@@ -370,20 +224,21 @@ def forget(c: Connection, consumer: Consumer) -> None:
     consuming, member = consuming_of(c), consumer.member
     consumer.leaving = True
     consuming.consumers.pop(member, None)
-    for wanted in [each for each in consuming.wanted if each[0] is consumer]:
-        del consuming.wanted[wanted]
     if consuming.by_tag.get((member.channel, member.tag)) is consumer:
         del consuming.by_tag[member.channel, member.tag]
     if consumer.joined:
         c.events.append(Left(member))
 
 
-def close_settled(c: Connection, hidden: HiddenChannel) -> bytes:
-    """Return the channel.close of a link that is leaving and of which nothing is unacked; empty otherwise."""
-    link = hidden.link
-    if link is None or link.state != LinkState.LEAVING or link.unacked or link.member.no_ack:
-        return b""
-    return _closing(c, hidden)
+def lose_all(c: Connection) -> list[Member]:
+    """Note that the connection to the broker has ended; return the members that have ended with it."""
+    consuming = consuming_of(c)
+    members = dict.fromkeys(consuming.consumers)
+    for source in list(consuming.sources.values()):
+        if isinstance(source, HiddenChannel) and source.link is not None and source.link.state != LinkState.NONE:
+            source.link.enter(LinkEvent.LOST, c.now)
+            members[source.link.member] = None
+    return list(members)
 
 
 def end_channel(c: Connection, channel: Channel) -> None:
@@ -414,7 +269,7 @@ def drop_channel(c: Connection, channel: Channel) -> None:
 
 
 def consume_ok(consumer: Consumer) -> bytes:
-    """Return the client's basic.consume-ok if it is due although no link is open yet; empty otherwise."""
+    """Return the client's basic.consume-ok if it is due; empty otherwise."""
     if not consumer.owes_ok:
         return b""
     consumer.owes_ok = False

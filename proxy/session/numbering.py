@@ -14,7 +14,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Final
 
-from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.model import Link, LinkState, Member
 from proxy.wire.frames import BASIC_NACK, BASIC_REJECT, BODY, FRAME, METHOD, U16, UNEXPECTED_FRAME, Fault
 
 MOST_UNACKED: Final = 1 << 18

@@ -11,7 +11,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Final
 
-from proxy.groups.member import Member
+from proxy.groups.model import Member
 from proxy.session import closing, consuming, links, requests
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel

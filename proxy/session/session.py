@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from proxy.session import broker_loop, client_loop, closing, consuming, group_events, links, time_limits
-from proxy.session.ack_deadline import AckDeadline
 from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
@@ -51,8 +50,6 @@ class Session:
         self._seen = Phase.HEADER
         """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_lost = False
-        """Whether the broker's connection ended without a word, so that the broker's node may be lost."""
         self._consumed = False
         """Whether all members have left their groups, as this proxy shuts down, and nothing of theirs is unacked."""
         self._resting: set[PeerSocket] = set()
@@ -60,10 +57,8 @@ class Session:
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
-        ack_timeout = shared.groups.ack_timeout if shared.groups is not None else 0.0
         if self.connection.consuming is not None and shared.groups is not None:
             self.connection.consuming.consumer_timeout = round(shared.groups.consumer_timeout * 1000)
-        self._ack_deadline = AckDeadline(self.connection, ack_timeout, guarded=self._guarded, go_on=self._go_on)
         self._requeue_timer = RequeueTimer(self.connection, guarded=self._guarded, go_on=self._go_on)
         self._actions = GroupActions(self.connection, lambda: self._guarded(self._acted))
         self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
@@ -129,7 +124,6 @@ class Session:
         if peer is self.broker:
             c.to_client.ended = True
             self.end = self.end or End.BROKER
-            self._is_lost = self.end is End.BROKER and c.phase < Phase.CLOSED
         else:
             c.to_broker.ended = True
             self.end = self.end or End.CLIENT
@@ -145,9 +139,6 @@ class Session:
             self._refused()
             return
         other = self.client if peer is self.broker else self.broker
-        if peer is self.client and c.running and not c.to_broker.skip:
-            c.now = time.monotonic()
-            other.write([links.give_back(c)])
         other.finish()
         self._within(time_limits.CLOSE_WITHIN, self.end)
 
@@ -254,7 +245,6 @@ class Session:
         self._flow.pace()
         self._deadlines.watch()
         if c.consuming is not None:
-            self._ack_deadline.watch()
             self._requeue_timer.watch()
         seen, self._seen = self._seen, c.phase
         if seen < Phase.RUNNING and c.opened:
@@ -453,14 +443,12 @@ class Session:
     def _settle(self) -> None:
         self.connection.enter(Phase.OVER)
         if self._shared.groups is not None and self.connection.consuming is not None:
-            links.abandon(self.connection)
             # After a defect there may be members whose end nobody was told of.
             untold = [event.member for event in self.connection.events if isinstance(event, Left)]
-            for member in (*self.connection.consuming.consumers, *untold):
-                self._shared.groups.leave(member, is_lost=self._is_lost)
+            for member in (*links.lose_all(self.connection), *untold):
+                self._shared.groups.leave(member)
         self._within(None, End.CLIENT)
         self._deadlines.cancel()
-        self._ack_deadline.cancel()
         self._requeue_timer.cancel()
         self._flow.cancel()
         self._cancel()

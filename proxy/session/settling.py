@@ -4,7 +4,7 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.groups.member import LinkState, Member
+from proxy.groups.model import LinkState, Member
 from proxy.session import closing, links
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
@@ -145,11 +145,6 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
     if not isinstance(source, HiddenChannel):
         return answer
     link = source.link
-    if link is not None and link.is_probe:
-        # After it the broker would give the link newer messages, while other consumers hold earlier ones. Once that is
-        # sure not to be so, the link's end sends it.
-        link.withheld = answer
-        return b""
     if link is None or link.state != _LEAVING:
         return answer
     if requeued:
@@ -194,7 +189,7 @@ def _end(c: Connection, source: Source) -> bytes:
     link = source.link
     if link is None or link.state != _LEAVING or not isinstance(source, HiddenChannel):
         return b""
-    return links.close_settled(c, source)
+    return links.settled(c, source, link)
 
 
 def _unknown(c: Connection, channel: Channel, number: int, method: int) -> bytes:
@@ -212,9 +207,9 @@ def recover(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
         return None  # the broker refuses a recover without requeue
     frames = data[i:end]
     for source in numbering.recover():
-        if source.ended or not isinstance(source, HiddenChannel):
+        if source.ended or not isinstance(source, HiddenChannel) or source.link is None:
             continue
-        end_of_link = links.close_settled(c, source)
+        end_of_link = links.settled(c, source, source.link)
         frames += end_of_link or method_frame(source.number, BASIC_RECOVER, b"\1")
     return frames
 
@@ -222,13 +217,11 @@ def recover(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
 def oldest_by_shard(consuming: Consuming, member: Member) -> dict[str, float]:
     """Return by shard when the oldest delivery that a member's client has not settled was made, in monotonic seconds.
 
-    The member may have left.
+    The member may be leaving.
     """
     found: dict[str, float] = {}
-    for link in (*member.links.values(), *member.leaving):
-        for each in (link, link.behind):
-            source = consuming.sources.get(each.channel) if each is not None else None
-            if source is None or source.link is not each or source.ended or source.first is None:
-                continue
-            found[link.shard] = min(source.first.at, found.get(link.shard, source.first.at))
+    for link in member.links.values():
+        source = consuming.sources.get(link.channel)
+        if source is not None and source.link is link and not source.ended and source.first is not None:
+            found[link.shard] = source.first.at
     return found

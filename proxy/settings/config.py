@@ -131,6 +131,11 @@ class Settings:
     groups_ack_timeout: float = _setting(
         600.0, "seconds after which a member that has not acked a delivery gives its shard away; 0 for never"
     )
+    groups_leave_timeout: float = _setting(
+        30.0,
+        "seconds for which a shard that moves waits for the acks of its messages, which then come again; "
+        "0 for as long as groups_ack_timeout",
+    )
     sync_interval: float = _setting(
         15.0,
         "maximum seconds between two readings of an exchange's bindings; each wait is random, and no longer",

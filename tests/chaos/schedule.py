@@ -39,6 +39,7 @@ class Kind(StrEnum):
     MEMBER_KILL = "member: SIGKILL"
     MEMBER_STALL = "member: stops reading"
     MEMBER_HOLD = "member: stops acking"
+    MEMBER_HOLDS_ON = "member: holds, a node goes, killed"
 
 
 CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)

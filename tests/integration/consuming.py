@@ -171,6 +171,12 @@ class Consumer:
         table = dict(arguments or {}) | ({} if priority is None else {"x-priority": priority})
         self.ask(channel, Basic.Consume(0, queue, tag, False, False, False, False, table), Basic.ConsumeOk)
 
+    def withhold(self, mark: int) -> list[int]:
+        """Acknowledge nothing from now on; return the numbers of the deliveries from `mark` on, which all are."""
+        with self._changed:
+            self.acking.clear()
+            return [each.number for each in self.deliveries[mark:]]
+
     def cancel(self, channel: int, tag: str) -> None:
         self.ask(channel, Basic.Cancel(tag, False), Basic.CancelOk)
 
@@ -359,28 +365,6 @@ def waiting(connect: Connect, queue: Shard, priority: int = 1, prefetch: int = 1
     b.open(2, prefetch)
     b.consume(2, queue.name, "B", priority, acks=True)
     return b
-
-
-def ghost(connect: Connect, queue: Shard, timeout: float) -> None:
-    """Leave a consumer behind whose channel is closed, and which has got the messages 10 to 19 one by one, in 2 s.
-
-    It takes RabbitMQ 4.3 to do so. `timeout` is its consumer timeout in seconds.
-    """
-    a = connect()
-    a.open(2, 10)
-    a.consume(2, queue.name, "A", 1, arguments={"x-consumer-timeout": round(1000 * timeout)})
-    queue.publish(10)
-    a.wait_for(10)
-    b = waiting(connect, queue)
-    b.consume(2, queue.name, "B raised", 5, acks=True)
-    b.settle(2)
-    a.close(2)
-    assert runs(b.wait_for(10)) == "0-9R"
-    b.settle(2)
-    b.close(2)
-    for _ in range(10):
-        queue.publish(1)
-        time.sleep(0.2)
 
 
 def first_deliveries(*members: Consumer) -> list[int]:

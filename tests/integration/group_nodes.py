@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -13,10 +13,10 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from yarl import URL
 
-from proxy.groups.claims import lowest
 from proxy.groups.groups import Groups
-from proxy.groups.member import Link, LinkState, Member
 from proxy.groups.membership import Connect
+from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.session.links import PRIORITY
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
@@ -40,7 +40,7 @@ async def until(what: str, look: Callable[[], object], within: float = DEADLINE_
 class MemberSession:
     """The client of one member, which acks each message a moment later, and the links that its sidecar opens for it."""
 
-    def __init__(self, vhost: str, connection: AbstractConnection, prefetch: int) -> None:
+    def __init__(self, vhost: str, connection: AbstractConnection, prefetch: int, groups: Groups) -> None:
         self.member = Member(f"member-{next(_numbers):03}", vhost, "orders", 1, b"tag")
         self.member.prefetch, self.member.since = prefetch, time.time()
         self.started = asyncio.Event()
@@ -49,80 +49,82 @@ class MemberSession:
         """Whether messages are acked."""
         self.got: dict[str, list[tuple[int, bool]]] = {}
         """By shard, the number in each message and whether it was redelivered."""
-        self._connection = connection
+        self._connection, self._groups = connection, groups
         self._channels: dict[Link, AbstractChannel] = {}
+        self._opened: dict[Link, asyncio.Event] = {}
         self._unacked: dict[Link, list[float]] = {}
-        self._openings: dict[Link, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # What the groups have it do.
 
-    def start(self, member: Member, shards: list[str]) -> None:
+    def start(self, member: Member) -> None:
         assert member is self.member
-        for shard in shards:
-            self.subscribe(member, shard, 0)
         self.started.set()
 
     def refuse(self, member: Member, code: int, text: str) -> None:
         self.refused = code, text
         self.started.set()
 
-    def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
-        """Open a link. A probe gets all its messages at once: in these tests RabbitMQ keeps no consumer."""
-        before = member.links.get(shard)
-        if before is not None and before.unacked:
-            return
-        link = member.links[shard] = Link(member, shard, 0, priority or lowest(time.time()), time.monotonic())
-        link.is_probe = is_probe
-        self._begin(link, before)
+    def open(self, member: Member, shard: str) -> str:
+        link = member.links[shard] = Link(member, shard)
+        link.since = time.time()
+        self._enter(link, LinkEvent.WANT)
+        return ""
 
-    def widen(self, member: Member, shard: str) -> None:
-        raise AssertionError("nothing was withheld")
+    def let_go(self, member: Member, shard: str) -> None:
+        link = member.links[shard]
+        self._enter(link, LinkEvent.LET_GO)
+        self._look(link)
 
-    def hand_over(self, member: Member, shard: str) -> None:
-        link = member.links.pop(shard)
-        link.state = LinkState.LEAVING
-        member.leaving.append(link)
-        if not link.unacked:
-            self._openings[link] = asyncio.create_task(self._end(link))
-
-    async def _end(self, link: Link) -> None:
-        link.state = LinkState.CLOSING
-        await self._channels.pop(link).close()
-        link.state = LinkState.ENDED
-
-    def release(self, member: Member, shard: str) -> None:
-        before = member.links.pop(shard)
-        link = member.links[shard] = Link(member, shard, 0, lowest(time.time()))
-        self._begin(link, before)
+    def give_up(self, member: Member, shard: str) -> None:
+        self._enter(member.links[shard], LinkEvent.GIVE_UP)
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
-        return {link.shard: times[0] for link, times in self._unacked.items() if times and link.state == LinkState.OPEN}
+        return {link.shard: times[0] for link, times in self._unacked.items() if times and self._takes_acks(link)}
 
     # What it does.
 
-    def _begin(self, link: Link, before: Link | None) -> None:
-        self._openings[link] = asyncio.create_task(self._open(link, before))
+    def _enter(self, link: Link, event: LinkEvent) -> None:
+        action = link.enter(event, time.monotonic())
+        if action is LinkAction.SUBSCRIBE:
+            self._opened[link] = asyncio.Event()
+            self._begin(self._open(link))
+        elif action is LinkAction.CLOSE:
+            self._begin(self._close(link))
+        self._groups.link_changed(self.member)
 
-    async def _open(self, link: Link, before: Link | None) -> None:
-        if before is not None:
-            # The link before may be new as well: its channel is closed once it is open.
-            if not (opening := self._openings.pop(before)).done():
-                await asyncio.wait([opening])
-            before.state = LinkState.CLOSING
-            await self._channels.pop(before).close()
-            before.state = LinkState.ENDED
+    def _begin(self, doing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self, link: Link) -> None:
         channel = self._channels[link] = await self._connection.channel(publisher_confirms=False)
+        self._opened[link].set()
         await channel.set_qos(self.member.prefetch)
         queue = await channel.get_queue(link.shard, ensure=False)
 
         async def received(message: AbstractIncomingMessage) -> None:
             await self._received(link, message)
 
-        await queue.consume(received, arguments={"x-priority": link.priority})
-        link.state = LinkState.OPEN
+        await queue.consume(received, arguments={"x-priority": PRIORITY})
+        self._enter(link, LinkEvent.CONSUMING)
+
+    async def _close(self, link: Link) -> None:
+        await self._opened[link].wait()
+        await self._channels.pop(link).close()
+        self._enter(link, LinkEvent.CLOSED)
+
+    @staticmethod
+    def _takes_acks(link: Link) -> bool:
+        return link.state in (LinkState.OPENING, LinkState.OPEN, LinkState.LEAVING)
+
+    def _look(self, link: Link) -> None:
+        if link.state == LinkState.LEAVING and not link.unacked:
+            self._enter(link, LinkEvent.SETTLED)
 
     async def _received(self, link: Link, message: AbstractIncomingMessage) -> None:
-        if link.state >= LinkState.LEAVING:
+        if link.state not in (LinkState.OPENING, LinkState.OPEN):
             return
         link.delivered, link.delivered_at, link.unacked = link.delivered + 1, time.monotonic(), link.unacked + 1
         times = self._unacked.setdefault(link, [])
@@ -130,15 +132,16 @@ class MemberSession:
         self.got.setdefault(link.shard, []).append((int(message.body.split()[-1]), bool(message.redelivered)))
         if self.acks:
             await asyncio.sleep(0.01)
-            if link.state < LinkState.CLOSING:
+            if self._takes_acks(link):
                 link.unacked -= 1
                 times.pop(0)
                 await message.ack()
-                if link.state == LinkState.LEAVING and not link.unacked:
-                    await self._end(link)
+                self._look(link)
 
     async def close(self) -> None:
-        for task in self._openings.values():
+        for link in list(self.member.links.values()):
+            link.enter(LinkEvent.LOST, time.monotonic())
+        for task in self._tasks:
             task.cancel()
         with contextlib.suppress(Exception):
             await self._connection.close()
@@ -152,7 +155,7 @@ class Node:
         self.members: list[MemberSession] = []
 
     async def join(self, prefetch: int = 5) -> MemberSession:
-        session = MemberSession(self._vhost, await connect(self._broker, self._vhost), prefetch)
+        session = MemberSession(self._vhost, await connect(self._broker, self._vhost), prefetch, self.groups)
         self.members.append(session)
         self.groups.join(session.member, session)
         await asyncio.wait_for(session.started.wait(), DEADLINE_SECONDS)
@@ -161,8 +164,8 @@ class Node:
     async def leave(self, session: MemberSession) -> None:
         """The client closes its connection."""
         self.members.remove(session)
-        self.groups.leave(session.member)
         await session.close()
+        self.groups.leave(session.member)
 
     async def crash(self) -> None:
         """The process ends without a word: its sockets are closed and it does nothing more."""

@@ -19,7 +19,7 @@ from tests.integration.groups import (
     waiting,
 )
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import Client, Wire, port_of
+from tests.integration.wire_client import Client, port_of
 
 
 @pytest.fixture
@@ -277,36 +277,6 @@ def test_a_tag_used_twice_on_a_channel_ends_the_connection_as_the_brokers(
         wire.tell(1, Basic.Consume(0, second, "c"))
         close = wire.expect(0, Connection.Close)
         assert (close.reply_code, close.reply_text) == (530, "NOT_ALLOWED - attempt to reuse consumer tag 'c'")
-
-
-def test_more_links_than_hidden_channels_are_506(grouping: Sidecar, vhost: VirtualHost, client: Client) -> None:
-    vhost.ring("orders", [f"orders.{n}" for n in range(60)])
-    with client.session(grouping.amqp_port, vhost.name) as wire:
-        assert wire.tune.channel_max == 2047 - 1 - 1023
-        wire.channel(1, confirm=False)
-        for n in range(17):
-            consume(wire, 1, f"c{n}")
-        wire.channel(2, confirm=False)
-        close = wire.ask(2, Basic.Consume(0, "orders"), Channel.Close)
-        assert (close.reply_code, close.reply_text) == (
-            506,
-            "RESOURCE_ERROR - group 'orders': 60 shards take 61 hidden channels, "
-            "and 3 of the connection's 1023 are free",
-        )
-        wire.tell(2, Channel.CloseOk())
-        # One that leaves makes room.
-        wire.ask(1, Basic.Cancel("c3"), Basic.CancelOk)
-        wire.channel(2, confirm=False)
-        wait_until("room for one more", lambda: _joins(wire))
-
-
-def _joins(wire: Wire) -> bool:
-    wire.tell(2, Basic.Consume(0, "orders", "late"))
-    _, answer = wire.read()
-    if isinstance(answer, Channel.Close):
-        wire.tell(2, Channel.CloseOk())
-        wire.channel(2, confirm=False)
-    return isinstance(answer, Basic.ConsumeOk)
 
 
 def test_a_right_that_is_taken_away_later_is_told_and_given_back_it_is_used(

@@ -39,18 +39,21 @@ def told(sidecar: Sidecar, vhost: VirtualHost) -> Any:
 
 
 @pytest.mark.versions
-def test_a_group_of_quorum_queues_with_a_single_active_consumer_is_exact_on_4(
-    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_a_group_of_queues_with_a_single_active_consumer_is_exact(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, kind: str
 ) -> None:
-    sharded(vhost)
+    vhost.exchange("orders")
+    for shard in ("orders.0", "orders.1"):
+        vhost.queue(shard, x_queue_type=kind, x_single_active_consumer=True)
+        vhost.bind("orders", shard)
     sidecar = start_sidecar(groups="orders")
     with client.session(sidecar.amqp_port, vhost.name) as wire:
         wire.channel(1, confirm=False)
         consume(wire, 1)
         shown = told(sidecar, vhost)
-        assert shown["exact"] is not is_old(broker)
-        assert [MOVES in reason for reason in shown["reasons"]] == [True] * is_old(broker)
-        assert sidecar.metric("ringproxy_group_exact", exchange="orders") == (not is_old(broker))
+        assert (shown["exact"], shown["reasons"]) == (True, [])
+        assert sidecar.metric("ringproxy_group_exact", exchange="orders") == 1
         wire.goodbye()
 
 
@@ -58,7 +61,7 @@ def test_a_group_of_quorum_queues_with_a_single_active_consumer_is_exact_on_4(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"x_queue_type": "classic", "x_single_active_consumer": True}, "a classic queue"),
+        ({"x_queue_type": "classic"}, "without x-single-active-consumer"),
         ({"x_queue_type": "quorum"}, "without x-single-active-consumer"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Connection
 
 from proxy.commands.group import show
-from proxy.groups.view import WAITING_FROM
+from proxy.session.links import PRIORITY
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, sharded, waiting
@@ -126,11 +126,10 @@ def test_what_a_client_rejects_comes_again_at_once(grouping: Sidecar, vhost: Vir
 
 
 @pytest.mark.versions
-@pytest.mark.usefixtures("raising")
 def test_a_member_that_returns_all_it_holds_while_its_shard_is_to_move_does_not_hold_it_up(
     grouping: Sidecar, vhost: VirtualHost, client: Client
 ) -> None:
-    """RabbitMQ 4.0 then gives the shard's messages to nobody until a consumer goes: the sidecar replaces one."""
+    """Among consumers of different priorities RabbitMQ 4.0 would then give the shard's messages to nobody."""
     sharded(vhost)
     vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
     told = partial(show, grouping.admin_url, vhost.name, "orders", as_json=False)
@@ -142,10 +141,10 @@ def test_a_member_that_returns_all_it_holds_while_its_shard_is_to_move_does_not_
         old.channel(1, confirm=False)
         consume(old, 1, prefetch=20)
         assert len(deliveries(old, 1, 60)) == 60
-        wait_until("the claims", lambda: "has 3 shards" in told())
+        wait_until("the links", lambda: "has 3 shards" in told())
         new.channel(1, confirm=False)
         consume(new, 1, prefetch=20)
-        wait_until("a raise", lambda: "yet to ack" in told())
+        wait_until("the move", lambda: "yet to ack" in told())
         old.tell(1, Basic.Nack(0, True, True))
         began = time.monotonic()
         # One shard of the three moves.
@@ -393,28 +392,19 @@ def test_a_client_that_has_cancelled_and_acks_nothing_loses_its_shard(
 
 
 @pytest.mark.versions
-@pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize("end", ["it acks all", "its client is gone"])
 def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, end: str
 ) -> None:
-    """RabbitMQ 4.3 keeps a consumer that ends while it holds messages and gives way to one that was raised.
-
-    So nobody is raised, though the shard has had no holder for longer than RabbitMQ waits for a lost node.
-    """
+    """The next member's link waits at the broker meanwhile, and both have the same priority."""
     old, new = start_sidecar(groups="orders"), start_sidecar(groups="orders")
     vhost.permit(USER, configure=r"^orders\.group", write=".*", read=".*")
-    vhost.exchange("orders")
-    vhost.queue("orders.0", x_queue_type="quorum", x_single_active_consumer=True, x_consumer_disconnected_timeout=1000)
-    vhost.bind("orders", "orders.0")
+    sharded(vhost, SHARD)
     told = partial(show, new.admin_url, vhost.name, "orders", as_json=False)
 
-    def consumers() -> list[int]:
+    def priorities() -> list[int]:
         found = vhost.api.ask("GET", "consumers", vhost.name)
-        return sorted(each["arguments"]["x-priority"] for each in found if each["queue"]["name"] == "orders.0")
-
-    def follows(priorities: list[int]) -> list[int]:
-        return priorities if len(priorities) == 2 and priorities[1] - priorities[0] <= WAITING_FROM else []
+        return [each["arguments"]["x-priority"] for each in found if each["queue"]["name"] == "orders.0"]
 
     publish(client, new.amqp_port, vhost, numbered(range(40), key="one"))
     with client.session(old.amqp_port, vhost.name) as leaver, client.session(new.amqp_port, vhost.name) as waiter:
@@ -424,14 +414,14 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
         waiter.channel(1, confirm=False)
         consume(waiter, 1, prefetch=PREFETCH)
         wait_until("both members", lambda: "2 members" in told() and "not balanced" not in told(), within=30)
-        before = wait_until("the waiting one right below", lambda: follows(consumers()), within=30)
+        wait_until("one consumer", lambda: priorities() == [PRIORITY], within=30)
         leaver.ask(1, Basic.Cancel("c"), Basic.CancelOk)
         for number in range(1, 9):
             leaver.tell(1, Basic.Ack(number))
-            time.sleep(1)
             nothing_comes(waiter)
-        assert "has cancelled, with 2 unacked of orders.0" in told()
-        assert (len(before), consumers()) == (2, before)
+        wait_until("the next one waits", lambda: priorities() == [PRIORITY, PRIORITY], within=30)
+        nothing_comes(waiter)
+        wait_until("it is told", lambda: "has cancelled, with 2 unacked of orders.0" in told())
         if end == "it acks all":
             leaver.tell(1, Basic.Ack(10, True))
         else:
@@ -441,4 +431,4 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
             batch = list(range(start, min(start + PREFETCH, 40)))
             assert numbers(deliveries(waiter, 1, len(batch))) == batch
             waiter.tell(1, Basic.Ack(0, True))
-        wait_until("the only consumer", lambda: len(consumers()) == 1, within=30)
+        wait_until("the only consumer", lambda: priorities() == [PRIORITY], within=30)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
-from pamqp.commands import Basic, Channel, Queue
+from pamqp.commands import Basic, Queue
 
 from proxy.shards.defaults import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
 from testbed.node import Node
-from tests.integration.broker_api import BrokerApi, VirtualHost
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.group_nodes import until
 from tests.integration.own_node import own_node, private_only
@@ -52,23 +52,25 @@ def urls(node: Node) -> dict[str, str]:
     return {"broker_url": node.amqp_url, "management_url": node.management_url}
 
 
-def test_a_consumer_on_2000_shards_is_told_how_many_its_connection_can_have(
+def test_an_only_member_with_2000_shards_has_those_that_its_connection_can_have(
     start_sidecar: StartSidecar, node: Node
 ) -> None:
+    """The others wait for another member, and are named as refused, with the reason."""
     declare(node, "orders", [f"orders.{n}" for n in range(2_000)])
     grouping = start_sidecar(groups="orders", **urls(node), **SLOW)
     with Client.of(node.amqp_url).session(grouping.amqp_port, "/") as wire:
         wire.channel(1, confirm=False)
-        close = wire.ask(1, Basic.Consume(0, "orders"), Channel.Close)
-        assert (close.reply_code, close.reply_text) == (
-            506,
-            "RESOURCE_ERROR - group 'orders': 2000 shards take 2001 hidden channels, "
-            "and 1023 of the connection's 1023 are free",
-        )
-        wire.tell(1, Channel.CloseOk())
-        # The connection goes on.
-        wire.channel(1, confirm=False)
-        assert wire.ask(1, Queue.Declare(0, "orders.7", passive=True), Queue.DeclareOk).queue == "orders.7"
+        wire.ask(1, Basic.Qos(0, 10), Basic.QosOk)
+        wire.ask(1, Basic.Consume(0, "orders"), Basic.ConsumeOk)
+
+        def figures() -> list[float]:
+            names = ("ringproxy_group_shards_held", "ringproxy_group_links_refused")
+            return [grouping.metric(name, exchange="orders") for name in names]
+
+        wait_until("1,023 of them", lambda: figures() == [1023, 977], within=60)
+        (group,) = grouping.admin("/groups").json["groups"]
+        assert group["refused"][0]["why"] == "all 1023 hidden channels of the client's connection are in use"
+        wire.ask(1, Basic.Qos(0, 10), Basic.QosOk)
         wire.goodbye()
 
 

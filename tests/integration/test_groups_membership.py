@@ -62,7 +62,8 @@ def lately(nodes: list[Node], since: float) -> Counter[str]:
     found: Counter[str] = Counter()
     for each in nodes:
         for session in each.members:
-            found[session.member.id] = sum(link.delivered_at > since for link in session.member.links.values())
+            links = session.member.links.values()
+            found[session.member.id] = sum(link.delivered_at > since for link in links)
     return found
 
 

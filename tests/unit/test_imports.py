@@ -85,7 +85,6 @@ IO_MODULES = {
     "proxy.publisher": {"connection", "dial", "pool"},
     "proxy.groups": {"exactness", "groups", "membership", "report", "running"},
     "proxy.session": {
-        "ack_deadline",
         "answer_deadlines",
         "context",
         "flow",

@@ -52,12 +52,12 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
     now = time.monotonic()
     for name, group in groups.running.items() if groups is not None else ():
         state = group.state
-        members.add_metric(name, len(state.local))
-        held.add_metric(name, sum(holder in state.local for holder in state.claims.holders.values()))
+        members.add_metric(name, sum(not member.leaving for member in state.local.values()))
+        held.add_metric(name, len(state.owned(is_first=False)))
         wanted.add_metric(name, sum(target in state.local for target in state.decision.targets.values()))
         moving.add_metric(name, len(state.decision.moves))
         waiting.add_metric(name, len(group.waiting))
-        refused.add_metric(name, len(state.attempts.refused))
+        refused.add_metric(name, sum(len(member.pauses) for member in state.local.values()))
         oldest.add_metric(name, now - group.oldest_unacked_at if group.oldest_unacked_at else 0.0)
         connected.add_metric(name, not group.room.fault and state.hears(now))
         exact.add_metric(name, bool(group.exactness.shards) and not group.reasons)

@@ -5,8 +5,10 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
+from testbed.node import Node
 from tests.chaos.arena import Arena
 from tests.chaos.groups.history import History, Stall, Trouble
 from tests.chaos.groups.members import Group
@@ -31,6 +33,8 @@ class Injector:
         """With `direct`, members consume the shards themselves, by connections to the nodes."""
         self._arena, self._group, self._history, self._direct = arena, group, history, direct
         self._network = Network(arena)
+        self._node = asyncio.Lock()
+        """Held while a node is down: without the majority of its nodes, a queue stands still."""
         acts: dict[Kind, Act] = dict.fromkeys(NETWORK, self._on_the_way)
         acts |= {
             Kind.NODE_KILL: self._kill_node,
@@ -42,6 +46,7 @@ class Injector:
             Kind.MEMBER_KILL: self._leave,
             Kind.MEMBER_STALL: self._stall,
             Kind.MEMBER_HOLD: self._hold,
+            Kind.MEMBER_HOLDS_ON: self._hold_on,
         }
         self._tracks = Tracks(acts, say)
 
@@ -78,17 +83,24 @@ class Injector:
             self._history.troubles.append(Trouble(begin, time.monotonic(), self._group.names(sidecar), abrupt))
 
     async def _kill_node(self, fault: Fault, chance: random.Random) -> Effect:
-        nodes, begin = self._arena.nodes, time.monotonic()
-        node = chance.choice(nodes)
-        others = [other for other in nodes if other is not node]
-        if others:
-            self._arena.front.target = others[0].management_url
-        self._history.kills.append(time.monotonic())
-        await asyncio.to_thread(node.kill)
-        await asyncio.sleep(fault.lasts)
-        await asyncio.to_thread(node.start)
-        self._trouble(begin, None)
+        async with self._without_a_node(chance) as node:
+            await asyncio.sleep(fault.lasts)
         return Effect(node.name)
+
+    @asynccontextmanager
+    async def _without_a_node(self, chance: random.Random) -> AsyncIterator[Node]:
+        """Kill a node, one at a time, and start it at the end."""
+        async with self._node:
+            nodes, begin = self._arena.nodes, time.monotonic()
+            node = chance.choice(nodes)
+            others = [other for other in nodes if other is not node]
+            if others:
+                self._arena.front.target = others[0].management_url
+            self._history.kills.append(time.monotonic())
+            await asyncio.to_thread(node.kill)
+            yield node
+            await asyncio.to_thread(node.start)
+            self._trouble(begin, None)
 
     async def _end_sidecar(self, fault: Fault, chance: random.Random) -> Effect:
         at, begin = chance.randrange(2), time.monotonic()
@@ -139,3 +151,19 @@ class Injector:
         await asyncio.sleep(seconds)
         member.tell("ack")
         return Effect(f"{member.name}, for {seconds:.1f} s")
+
+    async def _hold_on(self, fault: Fault, chance: random.Random) -> Effect:
+        """A member holds messages while a node that was away comes back, and then its process is killed.
+
+        With consumers of different priorities RabbitMQ 4.3 keeps that member's consumer.
+        """
+        member = chance.choice(self._group.running)
+        async with self._without_a_node(chance) as node:
+            await asyncio.sleep(fault.lasts)
+            member.tell("hold")
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(self._group.kill, member)
+        words = f"{member.name}, as {node.name} came back"
+        if len(self._group.running) < WANTED:
+            words += f", and {(await self._group.joins()).name} joins"
+        return Effect(words)

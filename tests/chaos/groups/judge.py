@@ -38,13 +38,6 @@ If the shard moves to another member then, the channel of that ack is closed, an
 LEADER_BACK = 15.0
 """Seconds after the kill within which such a message comes again."""
 
-STOOD_STILL = 2.0
-"""Seconds without a delivery of a shard after which a sidecar may keep the first ack, as RabbitMQ may hold others back.
-"""
-
-KEPT = 20.0
-"""Seconds before the end of a connection in which such an ack may not have reached the queue."""
-
 WRITTEN_WITHIN = 0.1
 """Seconds from when a member writes down an ack until its library has sent it; it may be stopped in between."""
 
@@ -82,10 +75,8 @@ class Verdict:
     """First deliveries that the broker marks as redelivered: what it had sent before reached no member."""
     takeovers: int = 0
     """Deliveries of a shard to another holder than the delivery before."""
-    kept: int = 0
-    """Consumers that the broker had in calms beside those of the members; RabbitMQ 4.3 keeps some that are gone."""
-    stood_still: int = 0
-    """Shards of which nobody got a message in a calm, since RabbitMQ waited for a consumer that it had kept."""
+    gaps: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds from the end of a shard's holder to the next one's first delivery, by how the holder ended."""
     slowest_balance: float = 0.0
     """The longest time, in seconds, from the end of faults to the last delivery of a shard that then moved."""
 
@@ -101,8 +92,6 @@ class _Seen:
 
     delivery: Delivery
     settled: float | None = None
-    is_probe: bool = False
-    """Whether it came again, to a shard that had stood still."""
     given_back: str = ""
     """Why the broker may deliver the message again, if it is not for the end of the connection."""
 
@@ -111,6 +100,8 @@ class _Judge:
     def __init__(self, history: History, limits: Limits) -> None:
         self._history, self._limits = history, limits
         self._verdict = Verdict()
+        self._ended: dict[Holder, tuple[float, End | None]] = {}
+        """When and how connections ended."""
         self._dropped: dict[Holder, float] = {}
         """From when on the broker may have put back what a connection held."""
         self._acked_before: dict[Holder, float] = {}
@@ -166,6 +157,7 @@ class _Judge:
     def _lived(self, life: Life) -> None:
         """Find out from when on what a connection holds may be delivered to others."""
         self._joined[life.holder] = life.joined
+        self._ended[life.holder] = (life.end, life.how)
         if life.how is None:
             return
         dropped = life.end
@@ -221,18 +213,25 @@ class _Judge:
             self._first_delivered(delivery, note)
         elif not late:
             self._again(delivery, note, shard, before)
-        is_probe = delivery.redelivered and delivery.at - self._last_at.get(shard, 0.0) >= STOOD_STILL
-        seen = _Seen(delivery, is_probe=is_probe, given_back="read late" if late else "")
+        seen = _Seen(delivery, given_back="read late" if late else "")
         before.append(seen)
         if late:
             return
         self._alone(delivery, note, shard)
         self._held[shard][delivery.holder][delivery.tag] = seen
         self._shards[delivery.holder][delivery.tag] = shard
-        self._last_at[shard] = delivery.at
         last = self._last_holder.setdefault(shard, delivery.holder)
-        self._verdict.takeovers += last != delivery.holder
+        if last != delivery.holder:
+            self._verdict.takeovers += 1
+            self._measure_gap(shard, last, delivery.at)
+        self._last_at[shard] = delivery.at
         self._last_holder[shard] = delivery.holder
+
+    def _measure_gap(self, shard: str, last: Holder, at: float) -> None:
+        """Note how long a shard had no delivery as its holder ended, or gave the shard up."""
+        end, how = self._ended.get(last, (float("inf"), None))
+        since = max(end, self._last_at[shard]) if end <= at else self._last_at[shard]
+        self._verdict.gaps[str(how) if how is not None and end <= at else "gave it up"].append(at - since)
 
     def _first_delivered(self, delivery: Delivery, note: Note) -> None:
         place = (note.publisher, note.channel, note.key)
@@ -273,7 +272,7 @@ class _Judge:
             if seen.settled is not None and stall.begin - WRITTEN_WITHIN <= seen.settled <= stall.end:
                 return "acked as it stalled"
         dropped = self._dropped.get(holder, float("inf"))
-        reached = dropped - KEPT if seen.is_probe else self._acked_before.get(holder, 0.0)
+        reached = self._acked_before.get(holder, 0.0)
         if dropped <= at and (seen.settled is None or seen.settled >= reached):
             return "connection ended"
         is_moved = again.redelivered and again.holder.member != holder.member
@@ -331,13 +330,10 @@ class _Judge:
     # Balance
 
     def _counted(self, calm: Calm) -> None:
-        """Judge whether each shard had a consumer of every member, and count those of nobody."""
+        """Judge whether each shard had one consumer: of a group nobody else consumes, and RabbitMQ has kept none."""
         for shard, count in calm.consumers.items():
-            self._verdict.kept += max(count - len(calm.members), 0)
-            if count < len(calm.members):
-                self._fault(
-                    f"at {calm.end:.3f} {shard} had {count} consumers, and the members were {len(calm.members)}"
-                )
+            if self._limits.exchange is not None and count != 1:
+                self._fault(f"at {calm.end:.3f} {shard} had {count} consumers")
 
     def _balanced(self, calm: Calm) -> None:
         """Judge who got deliveries of which shard from some time after the last fault on."""
@@ -349,7 +345,6 @@ class _Judge:
             owners = got[self._limits.shard_of(delivery.key)]
             if calm.begin < delivery.at <= calm.end and len(owners) == 1 and delivery.holder.member not in owners:
                 self._verdict.slowest_balance = max(self._verdict.slowest_balance, delivery.at - calm.begin)
-        self._stood_still(calm, got)
         words = f"{BALANCED_WITHIN:g} s after the faults ended at {calm.begin:.3f}"
         for shard, members in got.items():
             if len(members) != 1:
@@ -361,13 +356,6 @@ class _Judge:
                 self._fault(f"{words} {member} had {counts[member]} of {len(got)} shards among {len(calm.members)}")
         for shown in calm.shown:
             self._shown(shown, got, words)
-
-    def _stood_still(self, calm: Calm, got: dict[str, set[str]]) -> None:
-        """Count the shards that nobody can consume, as members have them by what the sidecars show."""
-        for shard in [shard for shard, members in got.items() if not members]:
-            if calm.consumers.get(shard, 0) > len(calm.members):
-                self._verdict.stood_still += 1
-                got[shard] |= {holder for shown in calm.shown if (holder := shown.get(shard)) is not None}
 
     def _shown(self, shown: Mapping[str, str | None], got: Mapping[str, set[str]], words: str) -> None:
         """Judge whether a sidecar shows the shards spread over members as they are."""

@@ -13,7 +13,7 @@ from proxy.groups import groups as groups_module
 from proxy.groups import membership
 from proxy.groups import running as running_module
 from proxy.groups.groups import Groups
-from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.model import Link, LinkEvent, LinkState, Member
 from proxy.groups.redelivered import RECENT
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
@@ -34,24 +34,25 @@ class Session:
         self.at_start: Callable[[Member], None] = lambda member: None
         self.oldest: dict[str, float] = {}
 
-    def start(self, member: Member, shards: list[str]) -> None:
-        self.did.append(("start", shards))
+    def start(self, member: Member) -> None:
+        self.did.append(("start",))
         self.at_start(member)
 
     def refuse(self, member: Member, code: int, text: str) -> None:
         self.did.append(("refuse", code, text))
 
-    def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
-        self.did.append(("probe" if is_probe else "subscribe", shard, priority))
+    def open(self, member: Member, shard: str) -> str:
+        self.did.append(("open", shard))
+        member.links[shard] = Link(member, shard)
+        member.links[shard].enter(LinkEvent.WANT, 0.0)
+        return ""
 
-    def widen(self, member: Member, shard: str) -> None:
-        self.did.append(("widen", shard))
+    def let_go(self, member: Member, shard: str) -> None:
+        self.did.append(("let go", shard))
 
-    def hand_over(self, member: Member, shard: str) -> None:
-        self.did.append(("hand over", shard))
-
-    def release(self, member: Member, shard: str) -> None:
-        self.did.append(("release", shard))
+    def give_up(self, member: Member, shard: str) -> None:
+        self.did.append(("give up", shard))
+        member.links[shard].enter(LinkEvent.GIVE_UP, 0.0)
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         return self.oldest
@@ -82,14 +83,15 @@ async def running(api: Management, connect: Connect = hangs, **settings: Any) ->
         await groups.aclose()
 
 
-async def test_a_member_starts_with_the_queues_of_the_ring(fake: FakeManagement, api: Management) -> None:
+async def test_a_group_has_the_queues_of_the_ring_as_shards(fake: FakeManagement, api: Management) -> None:
     fake.exchange("orders", binding("q2"), binding("q1"), binding("q3", "no weight"))
     async with running(api) as groups:
         session = Session()
         groups.join(member(), session)
         assert session.did == []
-        await eventually(lambda: session.did[:1] == [("start", ["q1", "q2"])])
-        assert [shown["exchange"] for shown in groups.report()] == ["orders"]
+        await eventually(lambda: session.did[:1] == [("start",)])
+        (shown,) = groups.report()
+        assert (shown["exchange"], [shard["shard"] for shard in shown["shards"]]) == ("orders", ["q1", "q2"])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ async def test_an_exchange_without_queues_has_a_group_without_shards(fake: FakeM
     async with running(api) as groups:
         session = Session()
         groups.join(member(), session)
-        await eventually(lambda: session.did[:1] == [("start", [])])
+        await eventually(lambda: session.did[:1] == [("start",)])
 
 
 async def test_a_group_that_is_known_takes_members_while_nothing_can_be_read(
@@ -129,7 +131,7 @@ async def test_a_group_that_is_known_takes_members_while_nothing_can_be_read(
         fake.fail(status(500))
         session = Session()
         groups.join(member("second"), session)
-        await eventually(lambda: session.did[:1] == [("start", ["q1"])])
+        await eventually(lambda: session.did[:1] == [("start",)])
 
 
 async def test_a_member_that_leaves_while_it_joins_is_told_nothing(fake: FakeManagement, api: Management) -> None:
@@ -227,7 +229,7 @@ async def test_redeliveries_of_groups_that_have_ended_are_known_of_so_many_only(
 
 
 @pytest.mark.parametrize(("connect", "fault"), [(hangs, "does not answer in time"), (refuses, "no such node")])
-async def test_without_the_others_members_consume_all_the_same(
+async def test_without_the_others_members_wait_for_the_broker_to_tell(
     fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, connect: Connect, fault: str
 ) -> None:
     monkeypatch.setattr(membership, "TRY", 0.1)
@@ -236,10 +238,10 @@ async def test_without_the_others_members_consume_all_the_same(
         session = Session()
         groups.join(member(), session)
         await eventually(lambda: bool(groups.report()) and fault in str(groups.report()[0]["membership"]))
-        assert session.did[0] == ("start", ["q1"])
-        # The session of this test opens no link, so it is asked for one. Nothing is raised.
-        await eventually(lambda: len(session.did) > 1)
-        assert {did[0::2] for did in session.did[1:]} == {("subscribe", 0)}
+        assert session.did == [("start",)]
+        # Nobody tells whether another member consumes the shard, and the broker does not either.
+        await asyncio.sleep(0.3)
+        assert session.did == [("start",)]
         began = time.monotonic()
     assert time.monotonic() - began < 10
 
@@ -248,18 +250,18 @@ async def test_where_exact_is_required_the_shards_are_read_first(fake: FakeManag
     fake.exchange("orders", binding("q1"))
     fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
     good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}}
-    fake.queues["/", "q1"] = {**good, "type": "classic"}
+    fake.queues["/", "q1"] = {"type": "classic"}
     async with running(api, groups_require="exact") as groups:
         session = Session()
         groups.join(member("a"), session)
         await eventually(lambda: bool(session.did))
         ((did, code, text),) = session.did
         assert (did, code) == ("refuse", 406)
-        assert "'q1' is a classic queue" in text
+        assert "'q1' is a queue without x-single-active-consumer" in text
         fake.queues["/", "q1"] = good
         session = Session()
         groups.join(member("b"), session)
-        await eventually(lambda: session.did[:1] == [("start", ["q1"])])
+        await eventually(lambda: session.did[:1] == [("start",)])
         assert groups.report()[0]["exact"] is True
 
 
@@ -278,31 +280,50 @@ async def test_where_exact_is_required_and_cannot_be_told_members_are_refused(
         assert "the management API does not tell what the shards are" in text
 
 
+@contextlib.asynccontextmanager
+async def owning(
+    fake: FakeManagement, api: Management, *shards: str, **settings: Any
+) -> AsyncIterator[tuple[Groups, Member, Session]]:
+    """Give groups, and a member with open links to these shards, by which its client holds messages."""
+    fake.exchange("orders", *(binding(shard) for shard in shards))
+    async with running(api, **settings) as groups:
+        its, session = member(), Session()
+        groups.join(its, session)
+        await eventually(lambda: bool(groups.running))
+        for shard in shards:
+            session.open(its, shard)
+            its.links[shard].enter(LinkEvent.CONSUMING, time.monotonic())
+            its.links[shard].unacked = 1
+        yield groups, its, session
+
+
 async def test_a_member_that_does_not_ack_gives_its_shard_away(fake: FakeManagement, api: Management) -> None:
-    fake.exchange("orders", binding("q1"), binding("q2"))
-    async with running(api, groups_ack_timeout=5.0) as groups:
-        session = Session()
+    async with owning(fake, api, "q1", "q2", groups_ack_timeout=5.0) as (groups, _, session):
         now = time.monotonic()
         session.oldest = {"q1": now - 10, "q2": now - 1}
-        groups.join(member(), session)
-        await eventually(lambda: ("release", "q1") in session.did)
-        assert ("release", "q2") not in session.did
+        await eventually(lambda: ("give up", "q1") in session.did)
+        assert ("give up", "q2") not in session.did
         group = groups.running["/", "orders"]
         assert group.stalled >= 1
         assert group.oldest_unacked_at == now - 1
         assert groups.report()[0]["members"][0]["stalled"] is True
 
 
+async def test_a_shard_that_moves_waits_for_acks_no_longer_than_it_may(fake: FakeManagement, api: Management) -> None:
+    async with owning(fake, api, "q1", "q2", groups_leave_timeout=0.2) as (groups, its, session):
+        session.oldest = dict.fromkeys(its.links, time.monotonic())
+        its.links["q1"].enter(LinkEvent.LET_GO, time.monotonic())
+        await eventually(lambda: ("give up", "q1") in session.did)
+        assert ("give up", "q2") not in session.did
+        assert groups.report()[0]["members"][0]["stalled"] is False
+
+
 async def test_without_a_time_limit_no_shard_is_given_away(fake: FakeManagement, api: Management) -> None:
-    fake.exchange("orders", binding("q1"))
-    async with running(api, groups_ack_timeout=0.0) as groups:
-        session = Session()
+    async with owning(fake, api, "q1", groups_ack_timeout=0.0, groups_leave_timeout=0.0) as (groups, its, session):
         session.oldest = {"q1": time.monotonic() - 100_000}
-        groups.join(member(), session)
-        await eventually(
-            lambda: bool(groups.running) and groups.running["/", "orders"].oldest_unacked_at == session.oldest["q1"]
-        )
-        assert ("release", "q1") not in session.did
+        its.links["q1"].enter(LinkEvent.LET_GO, time.monotonic() - 100_000)
+        await eventually(lambda: groups.running["/", "orders"].oldest_unacked_at == session.oldest["q1"])
+        assert ("give up", "q1") not in session.did
 
 
 async def test_totals_of_too_many_exchanges_are_counted_together(
@@ -320,88 +341,30 @@ async def test_totals_of_too_many_exchanges_are_counted_together(
         assert groups.totals().keys() == {("/", "one"), ("", "")}
 
 
-async def test_a_client_that_has_cancelled_and_holds_messages_is_named(fake: FakeManagement, api: Management) -> None:
-    fake.exchange("orders", binding("q1"))
-    async with running(api) as groups:
-        leaver, stays = member("a"), member("b")
-        for each in (leaver, stays):
-            groups.join(each, Session())
-        await eventually(lambda: bool(groups.running) and len(groups.running["/", "orders"].state.local) == 2)
-        link = Link(leaver, "q1", 7, 0)
-        link.state, link.unacked, leaver.client = LinkState.LEAVING, 3, "client"
-        leaver.leaving.append(link)
+async def test_a_client_that_has_cancelled_and_holds_messages_is_named(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alert on a member that acks nothing looks at the age of what it holds, too."""
+    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
+    async with owning(fake, api, "q1") as (groups, leaver, session):
+        stays = member("b")
+        groups.join(stays, Session())
+        await eventually(lambda: len(groups.running["/", "orders"].state.local) == 2)
+        link = leaver.links["q1"]
+        link.enter(LinkEvent.LET_GO, time.monotonic())
+        link.unacked, leaver.client = 3, "client"
+        session.oldest = {"q1": time.monotonic() - 3.0}
         groups.leave(leaver)
         groups.leave(stays)
         # The group goes on as long as somebody holds messages of it.
         told = [{"client": "client", "shard": "q1", "unacked": 3}]
         assert [(each["members"], each["leaving"]) for each in groups.report()] == [([], told)]
-        link.state = LinkState.CLOSING
+        await eventually(lambda: groups.running["/", "orders"].oldest_unacked_at == session.oldest["q1"])
+        link.enter(LinkEvent.SETTLED, time.monotonic())
         assert groups.report()[0]["leaving"] == []
-        await eventually(lambda: not groups.running)
-
-
-async def test_what_a_client_that_has_cancelled_holds_is_as_old_as_it_is(
-    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The alert on a member that acks nothing looks at this age."""
-    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
-    fake.exchange("orders", binding("q1"))
-    async with running(api) as groups:
-        leaver, session = member("a"), Session()
-        groups.join(leaver, session)
-        await eventually(lambda: bool(groups.running))
-        link = Link(leaver, "q1", 7, 0)
-        link.state, link.unacked = LinkState.LEAVING, 3
-        leaver.leaving.append(link)
-        session.oldest = {"q1": 77.0}
-        groups.leave(leaver)
-        await eventually(lambda: groups.running["/", "orders"].oldest_unacked_at == 77.0)
-
-
-@pytest.mark.parametrize("ack_timeout", [600.0, 1.0, 0.0])
-async def test_a_probe_is_widened_once_its_message_is_the_only_one_unacked_or_all_timeouts_have_passed(
-    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, ack_timeout: float
-) -> None:
-    monkeypatch.setattr(running_module, "STATISTICS", 0.05)
-    monkeypatch.setattr(running_module, "WIDEN_EVERY", 0.05)
-    fake.exchange("orders", *(binding(f"q{number}") for number in range(1, 8)))
-    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
-    good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}, "messages_ready": 5}
-    unacked = {"q1": 1, "q2": 2, "q3": 2, "q4": 1, "q5": 2, "q6": 1, "q7": 1}
-    for shard, count in unacked.items():
-        fake.queues["/", shard] = {**good, "messages_unacknowledged": count}
-    async with running(api, groups_ack_timeout=ack_timeout) as groups:
-        its, session = member(), Session()
-        groups.join(its, session)
-        await eventually(lambda: bool(groups.running))
-        times = (groups.consumer_timeout, groups.running["/", "orders"].state.probes_after)
-        assert times == ((ack_timeout + 60, 30.0) if ack_timeout else (0.0, 0.0))
-        now = time.monotonic()
-        for shard in ("q1", "q2", "q3", "q4", "q6", "q7"):
-            link = its.links[shard] = Link(its, shard, 3, 0, now - 100)
-            link.state, link.is_probe, link.delivered_at = LinkState.PROBING, True, now
-            link.delivered, link.withheld = 1, (b"" if shard in ("q4", "q6", "q7") else b"the client's ack")
-        its.links["q3"].is_safe = True
-        its.links["q6"].unacked = its.links["q7"].unacked = 1
-        its.links["q7"].delivered_at -= running_module.ANSWERED_WITHIN - 2
-        empty = its.links["q5"] = Link(its, "q5", 3, 0, now - 100)
-        empty.state, empty.is_probe = LinkState.PROBING, True
-
-        def widened() -> set[str]:
-            return {shard for did, shard, *_ in session.did if did == "widen"}
-
-        wanted = {"q1", "q3", "q4", "q7"} | ({"q2"} if ack_timeout == 1 else set())
-        await eventually(lambda: widened() >= wanted)
-        await asyncio.sleep(0.3)
-        assert widened() == wanted
-        # Where nothing has come for so long, another consumer has RabbitMQ look what has timed out.
-        assert (("probe", "q5", 0) in session.did) is (ack_timeout == 1)
-        # A message that came after a reading began is not in its figures.
-        its.links["q1"].delivered_at = time.monotonic() + 100
-        await asyncio.sleep(0.3)
-        session.did.clear()
-        await asyncio.sleep(0.3)
-        assert widened() == wanted - ({"q1"} if ack_timeout != 1 else set())
+        link.enter(LinkEvent.CLOSED, time.monotonic())
+        groups.link_changed(leaver)
+        assert not groups.running
 
 
 async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
@@ -419,14 +382,15 @@ async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
         await eventually(lambda: bool(groups.running))
         group = groups.running["/", "orders"]
         # q1 and q2 are given to nobody; a member holds messages of q3, and gets those of q4.
-        its.links["q3"], its.links["q4"] = Link(its, "q3", 3, 0), Link(its, "q4", 4, 0)
+        for shard in ("q3", "q4"):
+            its.links[shard] = Link(its, shard)
+            its.links[shard].state = LinkState.OPEN
         its.links["q3"].unacked = 3
         await eventually(lambda: bool(group.exactness.shards))
         assert group.waiting == frozenset()
         its.links["q4"].delivered_at = time.monotonic()
         await group.look(0.0)
         assert group.waiting == {"q1", "q2"}
-        assert group.state.wedged <= {"q1"}
         fake.queues["/", "q1"] = {**good, "messages_ready": 0}
         its.links["q4"].delivered_at = time.monotonic()
         await group.look(0.0)

@@ -1,143 +1,210 @@
-"""The other sidecars of a group: who is there, who is gone, and when nobody can be said to be gone."""
+"""The other sidecars of a group: who is there, who is late or gone, and when nobody can be said to be gone."""
 
 import pytest
 
 from proxy.groups import peers as peers_module
-from proxy.groups.beat import Beat, LinkBeat, MemberBeat
-from proxy.groups.peers import ECHO_BEATS, MOST_PEERS, OTHER_VERSION, READY, SILENT_BEATS, Peers
+from proxy.groups.beats import Beat, LinkBeat, MemberBeat
+from proxy.groups.peers import MOST_PEERS, OTHER_VERSION, Answer, Heard, News, Peers
+from proxy.groups.timing import ASK_AGAIN, DEAF, GONE, LATE
 
-EVERY = 1.0
-
-
-def beat(sidecar: str, number: int, *members: str, every: float = EVERY, stalled: bool = False) -> Beat:
-    told = tuple(MemberBeat(member, "", 0.0, is_stalled=stalled) for member in members)
-    return Beat(sidecar, "host", number, every, told)
+NOW = 100.0
+OPEN = LinkBeat(2, 1.0, 0, True, "")
 
 
-def peers(now: float = 100.0) -> Peers:
+def beat(sidecar: str, number: int, *members: str, queue: str = "q", **more: object) -> Beat:
+    told = tuple(MemberBeat(member, "", 0.0, **more) for member in members)  # type: ignore[arg-type]
+    return Beat(sidecar, number, "host", queue, "ring", None, told)
+
+
+def peers(now: float = NOW) -> Peers:
     made = Peers("own")
-    made.heard(beat("own", 1), (), EVERY, now)
+    made.echoed(now)
     return made
 
 
-def test_the_first_beat_of_a_sidecar_is_to_be_answered() -> None:
-    made = peers()
-    first = made.heard(beat("a", 5, "m"), (), EVERY, 100.0)
-    assert (first.is_new, first.is_news, [member.id for member in first.members]) == (True, True, ["m"])
-    second = made.heard(beat("a", 6, "m"), (), EVERY, 101.0)
-    assert (second.is_new, second.is_news) == (False, False)
+def hear(made: Peers, beat: Beat, now: float = NOW) -> Heard:
+    return made.heard(beat, {}, now)
 
 
-def test_members_that_come_go_or_stall_are_news() -> None:
+def test_the_first_beat_of_a_sidecar_and_of_its_next_queue_is_to_be_answered() -> None:
     made = peers()
-    made.heard(beat("a", 1, "m"), (), EVERY, 100.0)
-    more = made.heard(beat("a", 2, "m", "n"), (), EVERY, 100.0)
-    assert more.is_news
-    fewer = made.heard(beat("a", 3, "n"), (), EVERY, 100.0)
-    assert fewer.is_news
-    assert set(fewer.gone) == {"m"}
-    assert made.heard(beat("a", 4, "n", stalled=True), (), EVERY, 100.0).is_news
-    left = made.heard(beat("a", 5), (), EVERY, 100.0)
-    assert set(left.gone) == {"n"}
-    assert not made.all
+    assert hear(made, beat("a", 5, "m")) == Heard(News.MEMBERS, is_new=True)
+    assert hear(made, beat("a", 6, "m")) == Heard()
+    assert hear(made, beat("a", 7, "m", queue="another")) == Heard(News.NOTHING, is_new=True)
+
+
+def test_a_sign_of_life_of_a_sidecar_that_is_not_known_tells_nothing() -> None:
+    made = peers()
+    hear(made, Beat("a", 1, members=None))
+    hear(made, beat("b", 1))
+    assert made.all == {}
+
+
+@pytest.mark.parametrize(
+    ("next_one", "news"),
+    [
+        (beat("a", 2, "m", "n"), News.MEMBERS),
+        (beat("a", 2, "n"), News.MEMBERS),
+        (beat("a", 2), News.MEMBERS),
+        (beat("a", 2, "m", is_stalled=True), News.MEMBERS),
+        (beat("a", 2, "m", is_leaving=True), News.MEMBERS),
+        (beat("a", 2, "m", links={"s": OPEN}), News.LINKS),
+        (beat("a", 2, "m", refused=frozenset({"s"})), News.LINKS),
+        (Beat("a", 2, "host", "q", "another ring", None, (MemberBeat("m", "", 0.0),)), News.LINKS),
+        (beat("a", 2, "m"), News.NOTHING),
+        (Beat("a", 2, members=None), News.NOTHING),
+    ],
+)
+def test_how_much_a_beat_changes(next_one: Beat, news: News) -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    assert hear(made, next_one).news is news
+
+
+def test_what_clients_hold_is_no_news() -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m", links={"s": OPEN}))
+    assert hear(made, beat("a", 2, "m", links={"s": OPEN._replace(unacked=5)})) == Heard()
+    assert made.all["a"].members["m"].links["s"].unacked == 5
+
+
+def test_a_sidecar_without_members_has_left() -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    hear(made, beat("a", 2))
+    assert made.all == {}
 
 
 def test_beats_that_come_twice_or_late_are_ignored_and_those_that_do_not_come_are_counted() -> None:
     made = peers()
     for number in (1, 2, 5, 5, 4):
-        made.heard(beat("a", number, str(number)), (), EVERY, 100.0)
+        hear(made, beat("a", number, str(number)))
     assert made.lost == 2
-    assert made.members.keys() == {"5"}
+    assert made.all["a"].members.keys() == {"5"}
 
 
-def test_a_sidecar_that_is_silent_for_four_of_its_beats_is_gone() -> None:
+def test_a_member_of_another_sidecar_is_not_taken_over() -> None:
     made = peers()
-    made.heard(beat("a", 1, "m"), (), EVERY, 100.0)
-    made.heard(beat("slow", 1, "n", every=10.0), (), EVERY, 100.0)
-    later = 100.0 + SILENT_BEATS * EVERY
-    for second in range(SILENT_BEATS + 1):
-        made.heard(beat("own", 1), (), EVERY, 100.0 + second)
-    assert made.expire(later, EVERY) == []
-    (gone,) = made.expire(later + 0.1, EVERY)
-    assert gone.members.keys() == {"m"}
-    assert made.members.keys() == {"n"}
+    hear(made, beat("a", 1, "m"))
+    made.heard(beat("b", 1, "m", "own", "n"), {"own": None}, NOW)
+    assert [peer.members.keys() for peer in made.all.values()] == [{"m"}, {"n"}]
 
 
-def test_while_a_sidecar_does_not_hear_itself_nobody_is_gone_and_then_all_have_a_moment_to_be_heard() -> None:
+# Late and gone.
+
+
+def silent(made: Peers, until: float) -> None:
+    """Let time go by in which only this sidecar's own beats come."""
+    now = NOW
+    while now < until:
+        now = min(now + 1.0, until)
+        made.echoed(now)
+
+
+def test_a_late_sidecar_is_asked_for_and_is_gone_once_its_queue_is_twice_not_there() -> None:
     made = peers()
-    made.heard(beat("own", 1), (), EVERY, 101.0)
-    made.heard(beat("a", 1, "m"), (), EVERY, 101.0)
-    assert made.hears(101.0 + ECHO_BEATS, EVERY)
-    assert not made.hears(101.1 + ECHO_BEATS, EVERY)
-    assert made.expire(110.0, EVERY) == []
-    made.heard(beat("own", 2), (), EVERY, 110.0)
-    assert not made.hears(110.0, EVERY)
-    assert made.hears(110.0 + READY, EVERY)
-    assert made.expire(110.0 + READY, EVERY) == []
+    hear(made, beat("a", 1, "m"))
+    silent(made, NOW + LATE)
+    assert made.expire(NOW + LATE) == ([], [])
+    later = NOW + LATE + 0.1
+    assert made.expire(later) == ([], ["a"])
+    assert made.expire(later + 0.1) == ([], [])
+    assert not made.answered("a", "q", Answer.ABSENT, later + 0.1)
+    silent(made, later + ASK_AGAIN)
+    assert made.expire(later + ASK_AGAIN) == ([], ["a"])
+    assert made.answered("a", "q", Answer.ABSENT, later + ASK_AGAIN + 0.1)
 
 
-def test_without_its_own_beats_a_sidecar_hears_nobody() -> None:
-    made = Peers("own")
-    assert not made.hears(100.0, EVERY)
-    made.heard(beat("a", 1, "m"), (), EVERY, 100.0)
-    assert not made.hears(100.0 + READY, EVERY)
-    made.heard(beat("own", 1), (), EVERY, 100.0)
-    assert not made.hears(100.0, EVERY)
-    assert made.hears(100.0 + READY, EVERY)
+@pytest.mark.parametrize("other", [Answer.THERE, Answer.UNKNOWN])
+def test_a_late_sidecar_whose_queue_is_there_or_not_known_stays(other: Answer) -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    later = NOW + LATE + 0.1
+    silent(made, later)
+    made.expire(later)
+    assert not made.answered("a", "q", other, later)
+    assert not made.answered("a", "q", Answer.ABSENT, later + ASK_AGAIN)
+
+
+def test_an_answer_about_a_queue_that_is_no_more_its_own_or_that_a_beat_overtook_means_nothing() -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    later = NOW + LATE + 0.1
+    silent(made, later)
+    made.expire(later)
+    assert not made.answered("a", "q", Answer.ABSENT, later)
+    hear(made, beat("a", 2, "m", queue="another"), later)
+    assert not made.answered("a", "q", Answer.ABSENT, later + 1)
+    assert not made.answered("b", "q", Answer.ABSENT, later + 1)
+    assert "a" in made.all
+
+
+def test_a_sidecar_that_is_silent_for_four_beats_is_gone_whatever_the_broker_says() -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    silent(made, NOW + GONE + 0.1)
+    assert made.expire(NOW + GONE)[0] == []
+    assert made.expire(NOW + GONE + 0.1)[0] == ["a"]
+
+
+def test_a_sign_of_life_is_enough() -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    for second in range(1, 9):
+        made.echoed(NOW + second)
+        hear(made, Beat("a", 1 + second, members=None), NOW + second)
+        assert made.expire(NOW + second) == ([], [])
+    assert made.all["a"].members.keys() == {"m"}
+
+
+def test_nobody_is_late_or_gone_while_nobody_is_heard_and_all_have_time_again_after_it() -> None:
+    made = peers()
+    hear(made, beat("a", 1, "m"))
+    later = NOW + DEAF + 10
+    assert not made.hears(later)
+    assert made.expire(later) == ([], [])
+    assert made.echoed(later)
+    assert made.expire(later) == ([], [])
+    assert not made.echoed(later + 1)
     made.disconnected()
-    assert not made.hears(100.0 + READY, EVERY)
+    assert not made.hears(later + 1)
 
 
-def test_nobody_takes_over_the_members_of_another() -> None:
+# What others may make up.
+
+
+def test_there_are_no_more_peers_than_may_be() -> None:
     made = peers()
-    made.heard(beat("a", 1, "m"), ("local",), EVERY, 100.0)
-    stolen = made.heard(beat("b", 1, "m", "local", "n"), ("local",), EVERY, 100.0)
-    assert [member.id for member in stolen.members] == ["n"]
-    assert made.members["m"][0] is made.all["a"]
-    # With the beat in which the first one gives it up, it is free.
-    made.heard(beat("a", 2, "k"), ("local",), EVERY, 100.0)
-    assert [member.id for member in made.heard(beat("b", 2, "m"), ("local",), EVERY, 100.0).members] == ["m"]
-
-
-def test_no_more_sidecars_are_known_than_the_limit() -> None:
-    made = peers()
-    for number in range(MOST_PEERS + 1):
-        made.heard(beat(f"sidecar-{number}", 1, f"member-{number}"), (), EVERY, 100.0)
+    for number in range(MOST_PEERS + 5):
+        hear(made, beat(str(number), 1, f"m{number}"))
     assert len(made.all) == MOST_PEERS
-    assert not made.heard(beat("gone", 1), (), EVERY, 100.0).is_new
 
 
-def test_a_sidecar_whose_members_have_left_and_hold_nothing_has_left_the_group() -> None:
+def test_what_beats_tell_in_all_is_limited_and_falls_with_those_that_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "MOST_TOLD", 5)
     made = peers()
-    held = {"s": LinkBeat(0, 0, None, 1)}
-    made.heard(beat("a", 1, "m"), (), EVERY, 100.0)
-    leaving = made.heard(
-        Beat("a", "host", 2, EVERY, (MemberBeat("m", "", 0.0, is_leaving=True, links=held),)), (), EVERY, 100.0
-    )
-    assert (leaving.is_news, set(leaving.gone), set(made.all)) == (True, set(), {"a"})
-    last = made.heard(Beat("a", "host", 3, EVERY, (MemberBeat("m", "", 0.0, is_leaving=True),)), (), EVERY, 100.0)
-    assert ([member.id for member in last.members], set(last.gone), set(made.all)) == (["m"], {"m"}, set())
+    hear(made, beat("a", 1, "m", links={"s": OPEN, "t": OPEN}))
+    hear(made, beat("b", 1, "n", "o"))
+    hear(made, beat("c", 1, "p"))
+    assert made.all.keys() == {"a", "b"}
+    hear(made, beat("b", 2, "n", "o", "p"))
+    assert made.all["b"].members.keys() == {"n", "o"}
+    hear(made, beat("a", 2))
+    hear(made, beat("c", 2, "p"))
+    assert made.all.keys() == {"b", "c"}
+    made.remove("b")
+    made.remove("b")
+    hear(made, beat("d", 1, "q", "r", "s", "t"))
+    assert made.all.keys() == {"c", "d"}
 
 
-def test_what_others_tell_has_a_limit_altogether(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may write to the group's exchange can make up sidecars, members and links."""
-    monkeypatch.setattr(peers_module, "MOST_TOLD", 10)
+def test_sidecars_of_other_releases_count_as_there_for_a_while() -> None:
     made = peers()
-    made.heard(beat("a", 1, *map(str, range(6))), (), EVERY, 100.0)
-    assert made.heard(beat("b", 1, *map(str, range(10, 15))), (), EVERY, 100.0).members == ()
-    assert made.all.keys() == {"a"}
-    made.heard(beat("b", 2, *map(str, range(10, 14))), (), EVERY, 100.0)
-    assert made.heard(beat("a", 2, *map(str, range(7))), (), EVERY, 100.0).members == ()
-    assert len(made.all["a"].members) == 6
-    made.heard(beat("a", 3), (), EVERY, 100.0)
-    made.heard(beat("b", 3, *map(str, range(10, 20))), (), EVERY, 100.0)
-    assert len(made.members) == 10
-
-
-def test_sidecars_of_another_release_count_until_they_are_silent() -> None:
-    made = peers()
-    for number in range(MOST_PEERS + 1):
-        made.heard_other_version(str(number), 100.0)
-    assert made.other_versions(100.0) == MOST_PEERS
-    made.heard_other_version("0", 110.0)
-    assert made.other_versions(100.0 + OTHER_VERSION + 1) == 1
+    made.heard_other_version("x", NOW)
+    made.heard_other_version("x", NOW + 1)
+    made.heard_other_version("y", NOW + 1)
+    assert made.other_versions(NOW + 1) == 2
+    for number in range(MOST_PEERS + 5):
+        made.heard_other_version(str(number), NOW + 2)
+    assert made.other_versions(NOW + 2) == MOST_PEERS
+    assert made.other_versions(NOW + 3 + OTHER_VERSION) == 0

@@ -1,277 +1,527 @@
-"""A model of a broker's single active consumers, and sidecars that tell each other beats late or never."""
+"""A model of a broker with single active consumers, of clients, and of beats that come late or never.
+
+The groups in it are the real ones (`proxy.groups.group`), and so are the tables of their links. Modelled are RabbitMQ's
+queues, with the rule by which RabbitMQ 4.3 keeps a consumer that is gone; the sessions, each command with a delay; the
+clients; and the ways of the beats. `World.faults` collects what must not be, while time goes on.
+
+A queue gives its messages to the consumer of the highest priority, and among equals to the one that came first. An
+active consumer that holds messages when one of a higher priority waits gives way: it gets nothing more, and if its
+channel ends before it has acked, RabbitMQ 4.3 keeps it. All links have the same priority, so this must never happen.
+"""
 
 import heapq
-import itertools
-import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
-from proxy.groups.beat import decode, encode
-from proxy.groups.claims import lowest, priority
-from proxy.groups.decision import Act
-from proxy.groups.member import Link, LinkState, Member
-from proxy.groups.state import GroupState
+from proxy.groups.beats import Beat, decode, encode
+from proxy.groups.decide import Act
+from proxy.groups.group import Group, Question
+from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.peers import Answer
 
-STEP = 0.05
-"""Seconds of one turn of the world."""
+PRIORITY = 1
+"""The x-priority of all links."""
+
+REST = 6.0
+"""Seconds, and the acks, within which any shard with a fit member must be consumed again after a disturbance."""
+
+_EPOCH = 1_800_000_000.0
 
 
-GHOST = "ghost"
-"""The member of consumers that the broker keeps although their channels have ended."""
+class Consumer:
+    """One consumer at the broker: a link's, from its basic.consume to the end of its channel."""
+
+    def __init__(self, link: Link, session: "Session") -> None:
+        self.link, self.session = link, session
+        self.unacked: list[int] = []
+        self.gives_way = False
+        self.is_ended = False
+        """Whether its channel has ended for the sidecar or the client; the broker may have yet to notice."""
 
 
-class Shard:
-    """One quorum queue with single active consumer, on which messages always wait.
-
-    Whoever has the highest priority gets messages, but only once the one before has acked all that it got. As
-    RabbitMQ 4.3 does, it keeps a consumer whose channel ends while it holds messages and another one is to take over.
-    """
+class Queue:
+    """One queue with single active consumer, and the rule by which RabbitMQ 4.3 keeps consumers that are gone."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.links: list[Link] = []
-        """The consumers, in the order in which they have subscribed."""
-        self.active: Link | None = None
-        self.is_giving_way = False
-        """Whether the active one gets nothing more until it has acked all: one was above it, and may be gone."""
-        self._last = ""
-        self.takeovers: list[tuple[str, str]] = []
-        """Each change of the active consumer from one member to another."""
+        self.name, self.exists = name, True
+        self.consumers: list[Consumer] = []
+        self.ready: list[int] = []
+        self.sent = 0
+        self.acked: set[int] = set()
+        self.kept = 0
+        """How often the broker has kept a consumer that is gone."""
+        self.still_since: float | None = None
+        self.actives: list[tuple[float, str]] = []
 
-    def subscribe(self, link: Link) -> None:
-        self.links.append(link)
-        self.look()
+    @property
+    def active(self) -> Consumer | None:
+        return self.consumers[0] if self.consumers else None
 
-    def close(self, link: Link) -> None:
-        """The link's channel is closed: what it held is ready again."""
-        if self.active is link and link.unacked and self.is_giving_way:
-            self.links.append(Link(Member(GHOST, "/", "orders", 0, b""), self.name, 0, link.priority))
-        self.links.remove(link)
-        link.unacked = 0
-        if self.active is link:
-            self.active = None
-        self.look()
+    def add(self, consumer: Consumer, priority: int = PRIORITY) -> None:
+        """A consumer comes; one of a higher priority has the active one give way."""
+        if self.consumers and priority > PRIORITY and self.consumers[0].unacked:
+            self.consumers[0].gives_way = True
+        self.consumers.append(consumer)
 
-    def look(self) -> None:
-        best = max(self.links, key=lambda link: (link.priority, -self.links.index(link)), default=None)
-        if self.active is None:
-            self.active, self.is_giving_way = best, False
-        elif not self.active.unacked:
-            self.is_giving_way = False
-            if best is not None and best.priority > self.active.priority:
-                self.active = best
-        else:
-            self.is_giving_way |= best is not None and best.priority > self.active.priority
-        if self.active is not None:
-            if self._last not in ("", self.active.member.id):
-                self.takeovers.append((self._last, self.active.member.id))
-            self._last = self.active.member.id
+    def remove(self, consumer: Consumer) -> None:
+        """A consumer's channel ends: what it held comes back where it was."""
+        if consumer in self.consumers:
+            if consumer.gives_way and consumer.unacked:
+                self.kept += 1
+                return
+            self.consumers.remove(consumer)
+            self.ready = sorted(consumer.unacked + self.ready)
+            consumer.unacked = []
 
-    def deliver(self, now: float) -> None:
-        link = self.active
-        prefetch = link.member.prefetch if link is not None and not link.is_probe else 1
-        # What comes by a link whose member has left is withheld from the client.
-        is_there = link is not None and link.state != LinkState.LEAVING
-        if link is not None and is_there and link.unacked < prefetch and not self.is_giving_way:
-            link.unacked += 1
-            link.delivered += 1
-            link.delivered_at = now
+
+class Client:
+    """How one member's client acks: after a time, each message or several at once; or not at all."""
+
+    def __init__(self, slowest: float = 0.2, batch: int = 1) -> None:
+        self.slowest, self.batch, self.acks = slowest, batch, True
+
+
+class Session:
+    """The session of one member: it does what the group says, and its commands take a moment to the broker."""
+
+    def __init__(self, sidecar: "Sidecar", member: Member, client: Client, node: int, room: int) -> None:
+        self.world, self.sidecar, self.member, self.client = sidecar.world, sidecar, member, client
+        self.node, self.room = node, room
+        self.is_over = False
+        self.consumers: dict[Link, Consumer] = {}
+        self.held: dict[Link, list[tuple[int, float]]] = {}
+        """By link, what the client holds: message and when it came."""
+
+    def _enter(self, link: Link, event: LinkEvent) -> None:
+        action = link.enter(event, self.world.now)
+        consumer = self.consumers.get(link)
+        if action is LinkAction.CLOSE and consumer is not None:
+            consumer.is_ended = True
+            self.held.pop(link, None)
+            self.world.after(self.world.delay(), partial(self.world.channel_ends, consumer))
+        if action is LinkAction.SUBSCRIBE:
+            made = self.consumers[link] = Consumer(link, self)
+            self.world.after(self.world.delay(), partial(self.world.consume, made))
+        self.sidecar.changed(self.member)
+
+    def open(self, shard: str) -> str:
+        if self.is_over or len(self.member.links) >= self.room:
+            return "no channel number is free"
+        link = self.member.links[shard] = Link(self.member, shard)
+        link.since = self.sidecar.clock()
+        self._enter(link, LinkEvent.WANT)
+        return ""
+
+    def let_go(self, shard: str) -> None:
+        link = self.member.links.get(shard)
+        if link is None or self.is_over:
+            return
+        self._enter(link, LinkEvent.LET_GO)
+        self._settled(link)
+
+    def give_up(self, shard: str) -> None:
+        if (link := self.member.links.get(shard)) is not None and not self.is_over:
+            self._enter(link, LinkEvent.GIVE_UP)
+
+    def _settled(self, link: Link) -> None:
+        if link.state == LinkState.LEAVING and not link.unacked:
+            self._enter(link, LinkEvent.SETTLED)
+
+    # What the broker tells.
+
+    def consuming(self, consumer: Consumer) -> None:
+        if consumer.is_ended or self.is_over:
+            return
+        self.member.pauses.pop(consumer.link.shard, None)
+        self._enter(consumer.link, LinkEvent.CONSUMING)
+
+    def refused(self, consumer: Consumer, why: str) -> None:
+        if not consumer.is_ended and not self.is_over:
+            consumer.is_ended = True
+            self.sidecar.group.refused(self.member, consumer.link.shard, why, self.world.now)
+            self._enter(consumer.link, LinkEvent.REFUSED)
+
+    def closed(self, consumer: Consumer) -> None:
+        if not self.is_over and self.member.links.get(consumer.link.shard) is consumer.link:
+            self._enter(consumer.link, LinkEvent.CLOSED)
+
+    def delivered(self, consumer: Consumer, number: int) -> None:
+        link = consumer.link
+        if consumer.is_ended or self.is_over or link.state != LinkState.OPEN:
+            return
+        self.world.passed(consumer, number)
+        link.delivered += 1
+        link.delivered_at = self.world.now
+        link.unacked += 1
+        held = self.held.setdefault(link, [])
+        held.append((number, self.world.now))
+        if self.client.acks and len(held) >= self.client.batch:
+            self.world.after(self.world.random.uniform(0.001, self.client.slowest), lambda: self.ack(consumer, number))
+
+    def ack(self, consumer: Consumer, number: int) -> None:
+        """The client acks all up to a message."""
+        link = consumer.link
+        held = self.held.get(link, [])
+        if consumer.is_ended or self.is_over or not self.client.acks:
+            return
+        settled = [message for message, _ in held if message <= number]
+        self.held[link] = [each for each in held if each[0] > number]
+        link.unacked -= len(settled)
+        self.world.after(self.world.delay(), lambda: self.world.acked(consumer, settled))
+        self._settled(link)
+
+    def end(self, *, notice: float | None = None) -> None:
+        """The client's and the broker's connection end; the broker notices after so many seconds."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for link in list(self.member.links.values()):
+            link.enter(LinkEvent.LOST, self.world.now)
+        for consumer in self.consumers.values():
+            consumer.is_ended = True
+            late = self.world.random.uniform(0.005, 0.03) if notice is None else notice
+            self.world.after(late, partial(self.world.channel_ends, consumer))
+
+    def oldest(self) -> float:
+        return min((at for held in self.held.values() for _, at in held), default=float("inf"))
 
 
 class Sidecar:
-    """One sidecar: the state that is tested, with sessions that do at once what it says."""
+    """One sidecar of the group."""
 
-    def __init__(self, world: "World", name: str) -> None:
-        self.world, self.name = world, name
-        self.state = GroupState(name, f"host of {name}")
-        self.is_deaf = False
-        """Whether no beat reaches this sidecar, and none of its own reaches others."""
-        self.next_beat = world.now
-        self.raises = 0
+    def __init__(self, world: "World", name: str, skew: float = 0.0) -> None:
+        self.world, self.name, self.skew = world, name, skew
+        self.is_alive = self.has_queue = True
+        self.group = Group(name, f"host of {name}", world.now, self.clock)
+        self.sessions: dict[str, Session] = {}
+        self.ring = set(world.queues)
+        self._queues = 0
+        self._next = 0.0
+        self.connect()
 
-    def join(self, member_id: str, prefetch: int = 5) -> Member:
-        member = Member(member_id, "/", "orders", 1, b"tag")
-        member.prefetch = prefetch
-        for shard in sorted(self.world.ring & self.world.shards.keys()):
-            self.subscribe(member, shard, 0)
-        self.state.joined(member, self.world.now)
-        return member
+    def clock(self) -> float:
+        return _EPOCH + self.world.now + self.skew
 
-    def leave(self, member_id: str) -> None:
-        """A member's client cancels: each link stays until the client has acked what it holds."""
-        member = self.state.local[member_id]
-        for link in list(member.links.values()):
-            if link.unacked:
-                del member.links[link.shard]
-                link.state = LinkState.LEAVING
-                member.leaving.append(link)
-        self.state.left(member_id, self.world.now)
-        self.close(member)
-        self.settle()
+    def connect(self) -> None:
+        """The connection for beats is there, with a new queue."""
+        self._queues += 1
+        self.has_queue = True
+        self.group.connected(f"{self.name}.{self._queues}", self.world.now)
+        self.look()
 
-    def release(self, member: Member, shard: str, until: float) -> None:
-        """A member's client does not ack: its links to the shard end, and another one waits behind all others."""
-        for link in [link for link in member.held if link.shard == shard]:
-            link.state = LinkState.ENDED
-            self.world.shards[shard].close(link)
-        if (present := member.links.pop(shard, None)) is not None:
-            self.world.shards[shard].close(present)
-        self.subscribe(member, shard, 0)
-        self.state.released(member.id, shard, until, self.world.now)
+    def disconnect(self) -> None:
+        self.has_queue = False
+        self.group.connected("", self.world.now)
 
-    def settle(self) -> None:
-        """End the links of members that have left and whose clients have acked all.
+    def join(self, name: str, client: Client | None = None, room: int = 1_000_000, node: int = 0) -> Session:
+        member = Member(name, "/", "orders", 1, b"tag")
+        member.prefetch, member.since = self.world.prefetch, self.clock()
+        session = self.sessions[name] = Session(self, member, client or Client(), node, room)
+        self.group.follow(self.ring, self.world.now, self.world.now)
+        self.group.joined(member, self.world.now)
+        self.look()
+        return session
 
-        What the broker has sent and the client has not got goes back first if the link gives way.
-        """
-        for member in (*self.state.local.values(), *self.state.leaving.values()):
-            for link in [link for link in member.leaving if link.state == LinkState.LEAVING and not link.unacked]:
-                link.state = LinkState.ENDED
-                self.world.shards[link.shard].close(link)
+    def cancel(self, name: str) -> None:
+        """A client cancels: its links end once what it holds is acked."""
+        session = self.sessions[name]
+        session.member.leaving = True
+        for shard in list(session.member.links):
+            session.let_go(shard)
+        self.group.left(session.member, self.world.now)
+        self.look()
 
-    def close(self, member: Member) -> None:
-        for shard, link in list(member.links.items()):
-            self.world.shards[shard].close(link)
-        member.links.clear()
+    def drop(self, name: str, notice: float | None = None) -> None:
+        """A client's connection is lost."""
+        session = self.sessions.pop(name)
+        session.end(notice=notice)
+        self.group.left(session.member, self.world.now)
+        self.look()
 
-    def subscribe(self, member: Member, shard: str, link_priority: int, *, is_probe: bool = False) -> None:
-        before = member.links.pop(shard, None)
-        link = member.links[shard] = Link(member, shard, 0, link_priority or lowest(self.world.now), self.world.now)
-        link.state, link.is_probe = (LinkState.PROBING if is_probe else LinkState.OPEN), is_probe
-        self.world.shards[shard].subscribe(link)
-        if before is not None:
-            assert not before.unacked, "a link that holds unacked messages is replaced"
-            self.world.shards[shard].close(before)
+    def kill(self) -> None:
+        self.is_alive = self.has_queue = False
+        for session in self.sessions.values():
+            session.end()
 
-    def hand_over(self, member: Member, shard: str) -> None:
-        link = member.links.pop(shard)
-        if link.unacked:
-            link.state = LinkState.LEAVING
-            member.leaving.append(link)
-        else:
-            self.world.shards[shard].close(link)
+    def follow(self, ring: set[str]) -> None:
+        self.ring = set(ring)
+        self.group.follow(self.ring, self.world.now, self.world.now)
+        self.look()
 
-    def turn(self) -> None:
-        now = self.world.now
-        self.state.movable = frozenset(self.world.shards)
-        held = {link.shard for shard in self.world.shards.values() for link in shard.links if link.unacked}
-        self.state.idle_at = dict.fromkeys(self.world.shards.keys() - held, now)
-        self.state.kept_at = dict.fromkeys(self.world.shards, now)
-        self.settle()
-        self.state.follow(self.world.ring & self.world.shards.keys(), now, now)
-        if now < min(self.next_beat, self.state.due):
+    def changed(self, member: Member) -> None:
+        self.group.changed(member, self.world.now)
+        self.look()
+
+    def look(self) -> None:
+        """Have the group looked at when that is due."""
+        if self.is_alive:
+            due = max(self.group.due, self.world.now)
+            self._next = due
+            self.world.at(due, lambda: self._tick(due))
+
+    def _tick(self, due: float) -> None:
+        if not self.is_alive or self._next != due:
             return
-        for step in self.state.tick(now).steps:
-            if step.act is Act.CLAIM:
+        now = self.world.now
+        self.acks()
+        tick = self.group.tick(now)
+        for step in tick.steps:
+            session = self.sessions.get(step.member)
+            if session is None:
                 continue
-            member = self.state.local[step.member]
-            if step.act is Act.HAND_OVER:
-                self.hand_over(member, step.shard)
-                continue
-            self.raises += step.act is Act.RAISE
-            raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
-            self.subscribe(member, step.shard, raised, is_probe=step.is_probe)
-        for member in self.state.local.values():
-            for shard, link in list(member.links.items()):
-                if link.is_probe and link.delivered and not link.unacked:
-                    self.subscribe(member, shard, link.priority + 1)
-        self.follow()
-        self.beat()
-        self.next_beat = now + self.state.every
+            if step.act is Act.OPEN:
+                if why := session.open(step.shard):
+                    self.group.refused(session.member, step.shard, why, now)
+            else:
+                session.let_go(step.shard)
+        if tick.beat is not None and self.has_queue:
+            self.world.publish(self, tick.beat)
+        for question in tick.questions:
+            self.world.ask(self, question)
+        for shard in tick.counted:
+            count = len(self.world.queues[shard].consumers)
+            self.world.after(0.01, partial(self._counted, shard, count))
+        self.look()
 
-    def follow(self) -> None:
-        for step in self.state.followers(self.world.now):
-            self.subscribe(self.state.local[step.member], step.shard, step.priority, is_probe=step.is_probe)
+    def _counted(self, shard: str, count: int) -> None:
+        self.group.counted(shard, min(count, 1), self.world.now)
+        self.look()
 
-    def beat(self) -> None:
-        if not self.is_deaf:
-            self.world.send(encode(self.state.beat(self.world.now)))
+    def acks(self) -> None:
+        """End the links whose clients have not acked in time."""
+        for session in list(self.sessions.values()):
+            for link, held in list(session.held.items()):
+                if held and not session.is_over:
+                    age = self.world.now - held[0][1]
+                    if age > self.world.ack_timeout:
+                        self.group.stalled(session.member, self.world.now + self.world.ack_timeout, self.world.now)
+                        session.give_up(link.shard)
+                    elif (
+                        link.state == LinkState.LEAVING and self.world.now - link.changed_at > self.world.leave_timeout
+                    ):
+                        session.give_up(link.shard)
+
+    def heard(self, beat: Beat) -> None:
+        if self.is_alive and self.has_queue:
+            self.group.heard(beat, self.world.now)
+            self.look()
 
 
 class World:
-    """The broker, the sidecars and the beats that are on their way."""
+    """The broker, the sidecars and the time."""
 
-    def __init__(self, shards: int, random: Random, *, latest: float = 0.05, lost: float = 0.0) -> None:
-        """Beats take up to `latest` seconds; the share `lost` of those to other sidecars never comes."""
-        self.random, self.latest, self.lost = random, latest, lost
-        self.now = 1000.0
-        self.shards = {f"orders.{number:02}": Shard(f"orders.{number:02}") for number in range(shards)}
-        self.ring = set(self.shards)
-        """The shards that are bound to the exchange."""
+    def __init__(self, seed: int, shards: int = 12, prefetch: int = 10, every: float = 0.05) -> None:
+        self.random, self.now = Random(seed), 0.0
+        self.prefetch, self._every = prefetch, every
+        self.queues = {f"s{number:02}": Queue(f"s{number:02}") for number in range(shards)}
         self.sidecars: dict[str, Sidecar] = {}
-        self._on_their_way: list[tuple[float, int, str, bytes]] = []
-        self._numbers = itertools.count()
-        self.stuck: set[str] = set()
-        """The members that ack nothing."""
+        self.ack_timeout, self.leave_timeout = 600.0, 30.0
+        self.lost: dict[tuple[str, str], float] = {}
+        """The share of beats that are lost, by sender and receiver; with two empty names, of all."""
+        self.late = (0.002, 0.01)
+        """The least and the most seconds of a beat's way."""
+        self.alarm = False
+        """Whether the broker takes no beats."""
+        self.denied: set[tuple[str, str]] = set()
+        """By member and shard, the links that the broker refuses."""
+        self.hanging: set[tuple[str, str]] = set()
+        """By member and shard, the links that the broker does not answer."""
+        self.silent: set[str] = set()
+        """The queues of sidecars about which the broker gives no answer, as their node is away."""
+        self.idle: set[str] = set()
+        """The queues that get no messages."""
+        self.faults: list[tuple[object, ...]] = []
+        self.disturbed = 0.0
+        self.bound = REST
+        self.log: list[tuple[float, str]] = []
+        self.slowest = 0.0
+        """The longest time that a shard with a fit member was not consumed."""
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self.after(0.0, self._publish)
+        self.after(0.05, self._judge)
 
-    def sidecar(self, name: str) -> Sidecar:
-        made = self.sidecars[name] = Sidecar(self, name)
-        return made
+    def at(self, time: float, do: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (max(time, self.now), self._number, do))
 
-    def crash(self, name: str) -> None:
-        """A sidecar ends without a word; the broker closes its connections."""
-        sidecar = self.sidecars.pop(name)
-        for member in sidecar.state.local.values():
-            sidecar.close(member)
-        for member in (*sidecar.state.local.values(), *sidecar.state.leaving.values()):
-            for link in member.held:
-                self.shards[link.shard].close(link)
-
-    def send(self, body: bytes) -> None:
-        sender = decode(body, time.time()).sidecar
-        for name in self.sidecars:
-            if name == sender or self.random.random() >= self.lost:
-                at = self.now + self.random.uniform(0.001, self.latest)
-                heapq.heappush(self._on_their_way, (at, next(self._numbers), name, body))
-
-    def turn(self) -> None:
-        self.now += STEP
-        while self._on_their_way and self._on_their_way[0][0] <= self.now:
-            _, _, name, body = heapq.heappop(self._on_their_way)
-            sidecar = self.sidecars.get(name)
-            if sidecar is None or sidecar.is_deaf:
-                continue
-            if sidecar.state.heard(decode(body, time.time()), self.now):
-                sidecar.beat()
-            if not sidecar.state.is_followed:
-                sidecar.follow()
-        for sidecar in list(self.sidecars.values()):
-            sidecar.turn()
-        for shard in self.shards.values():
-            shard.deliver(self.now)
-            for link in shard.links:
-                if link.unacked and link.member.id not in {*self.stuck, GHOST} and self.random.random() < 0.5:
-                    link.unacked -= self.random.randint(1, link.unacked)
-            shard.look()
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self.at(self.now + seconds, do)
 
     def run(self, seconds: float) -> None:
-        for _ in range(round(seconds / STEP)):
-            self.turn()
+        until = self.now + seconds
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, do = heapq.heappop(self._heap)
+            do()
+        self.now = until
+
+    def delay(self) -> float:
+        return self.random.uniform(0.001, 0.005)
+
+    def sidecar(self, name: str, skew: float = 0.0) -> Sidecar:
+        found = self.sidecars[name] = Sidecar(self, name, skew)
+        return found
 
     @property
-    def members(self) -> dict[str, Member]:
-        return {member.id: member for sidecar in self.sidecars.values() for member in sidecar.state.local.values()}
+    def sessions(self) -> list[Session]:
+        return [
+            each for it in self.sidecars.values() if it.is_alive for each in it.sessions.values() if not each.is_over
+        ]
 
-    def actives(self) -> dict[str, str]:
-        return {name: shard.active.member.id for name, shard in self.shards.items() if shard.active is not None}
+    def disturb(self, what: str) -> None:
+        self.disturbed = self.now
+        self.log.append((round(self.now, 2), what))
+
+    def fault(self, *what: object) -> None:
+        self.faults.append((round(self.now, 2), *what))
+
+    # Beats.
+
+    def publish(self, sender: Sidecar, beat: Beat) -> None:
+        told = decode(encode(beat)) if self.random.random() < 0.02 else beat
+        for receiver in list(self.sidecars.values()):
+            share = self.lost.get((sender.name, receiver.name), self.lost.get(("", ""), 0.0))
+            if not self.alarm and receiver.is_alive and receiver.has_queue and self.random.random() >= share:
+                self.after(self.random.uniform(*self.late), partial(receiver.heard, told))
+
+    def ask(self, asker: Sidecar, question: Question) -> None:
+        asked = self.sidecars.get(question.sidecar)
+        is_there = asked is not None and asked.has_queue and asked.group.queue == question.queue
+        answer = Answer.THERE if is_there else Answer.ABSENT
+        late = 0.01
+        if question.queue in self.silent:
+            answer, late = Answer.UNKNOWN, 1.0
+
+        def tell() -> None:
+            if asker.is_alive:
+                asker.group.answered(question, answer, self.now)
+                asker.look()
+
+        self.after(late, tell)
+
+    # Queues.
+
+    def _publish(self) -> None:
+        for queue in self.queues.values():
+            if queue.name not in self.idle and queue.exists and len(queue.ready) < 100:
+                queue.ready.append(queue.sent)
+                queue.sent += 1
+                self._pump(queue)
+        self.after(self._every, self._publish)
+
+    def _pump(self, queue: Queue) -> None:
+        consumer = queue.active
+        while consumer is not None and queue.ready and len(consumer.unacked) < self.prefetch and not consumer.gives_way:
+            number = queue.ready.pop(0)
+            consumer.unacked.append(number)
+            self.after(0.006, partial(consumer.session.delivered, consumer, number))
+
+    def consume(self, consumer: Consumer) -> None:
+        queue, session = self.queues[consumer.link.shard], consumer.session
+        if session.is_over:
+            return
+        if (session.member.id, queue.name) in self.hanging:
+            self.after(0.5, lambda: self.consume(consumer))
+            return
+        if not queue.exists or (session.member.id, queue.name) in self.denied:
+            self.after(self.delay(), lambda: session.refused(consumer, "403 ACCESS_REFUSED"))
+            return
+        if consumer.is_ended:
+            return
+        queue.add(consumer)
+        self._note(queue)
+        self.after(self.delay(), lambda: session.consuming(consumer))
+        self._pump(queue)
+
+    def channel_ends(self, consumer: Consumer) -> None:
+        """The broker sees the end of a channel."""
+        queue = self.queues[consumer.link.shard]
+        queue.remove(consumer)
+        self._note(queue)
+        self.after(self.delay(), lambda: consumer.session.closed(consumer))
+        self._pump(queue)
+
+    def acked(self, consumer: Consumer, numbers: list[int]) -> None:
+        queue = self.queues[consumer.link.shard]
+        for number in numbers:
+            if number in consumer.unacked:
+                consumer.unacked.remove(number)
+                queue.acked.add(number)
+        self._pump(queue)
+
+    def _note(self, queue: Queue) -> None:
+        active = queue.active
+        if active is not None and (not queue.actives or queue.actives[-1][1] != active.session.member.id):
+            queue.actives.append((self.now, active.session.member.id))
+
+    def lose_node(self, node: int, back_after: float, timeout: float) -> None:
+        """A node is lost: its clients are gone at once, and its consumers only after a timeout, or as it is back."""
+        self.disturb(f"node {node} is lost")
+        for sidecar in self.sidecars.values():
+            for name, session in list(sidecar.sessions.items()):
+                if session.node == node and not session.is_over:
+                    sidecar.drop(name, notice=min(back_after, timeout))
+
+    # The judgement.
+
+    def passed(self, consumer: Consumer, number: int) -> None:
+        """A client gets a message: no other may hold one of the shard, and none before may be ready."""
+        queue, link = self.queues[consumer.link.shard], consumer.link
+        for session in self.sessions:
+            for other, held in session.held.items():
+                if other is not link and other.shard == link.shard and held:
+                    self.fault("two hold", link.shard, session.member.id, link.member.id)
+        own = consumer.session.held.get(link)
+        if own and number < own[-1][0]:
+            self.fault("out of order", link.shard, number)
+        if queue.ready and queue.ready[0] < number:
+            self.fault("passed over", link.shard, queue.ready[0], number)
+
+    def _is_fit(self, session: Session, queue: Queue) -> bool:
+        member = session.member
+        pair = (member.id, queue.name)
+        has_room = len(member.links) < session.room or queue.name in member.links
+        may = pair not in self.denied and pair not in self.hanging and queue.name in session.sidecar.ring
+        return may and has_room and session.client.acks and not member.leaving
+
+    def _judge(self) -> None:
+        sessions = self.sessions
+        for queue in self.queues.values():
+            active = queue.active
+            has_fit = queue.exists and any(self._is_fit(session, queue) for session in sessions)
+            is_good = active is not None and not active.is_ended and self._consumes(active)
+            if is_good or not has_fit:
+                queue.still_since = None
+            elif queue.still_since is None:
+                queue.still_since = self.now
+            else:
+                since = max(queue.still_since, self.disturbed)
+                self.slowest = max(self.slowest, self.now - since)
+                if self.now - since > self.bound:
+                    self.fault("nobody consumes", queue.name, active and (active.session.member.id, active.link.state))
+                    queue.still_since = self.now
+        self.after(0.05, self._judge)
+
+    @staticmethod
+    def _consumes(active: Consumer) -> bool:
+        """Return whether an active consumer goes on, or ends with its client's next acks."""
+        waits_for_acks = active.link.state == LinkState.LEAVING and active.unacked and active.session.client.acks
+        return active.link.state in (LinkState.OPENING, LinkState.OPEN) or bool(waits_for_acks)
 
     def counts(self) -> list[int]:
-        found = Counter(self.actives().values())
-        return sorted(found[member] for member in self.members)
+        """Return how many shards each member has that has not left, ascending."""
+        found = Counter({each.member.id: 0 for each in self.sessions if not each.member.leaving})
+        for queue in self.queues.values():
+            if queue.active is not None:
+                found[queue.active.session.member.id] += 1
+        return sorted(found.values())
 
     def is_balanced(self) -> bool:
+        """Return whether each shard has exactly one consumer, and the members' numbers differ by one at most."""
         counts = self.counts()
-        return not counts or (sum(counts) == len(self.shards) and counts[-1] - counts[0] <= 1)
+        return all(len(queue.consumers) == 1 for queue in self.queues.values()) and counts[-1] - counts[0] <= 1
 
-    def takeovers(self) -> int:
-        return sum(len(shard.takeovers) for shard in self.shards.values())
-
-    def forget(self) -> None:
-        """Count takeovers and raises from now on."""
-        for shard in self.shards.values():
-            shard.takeovers.clear()
-        for sidecar in self.sidecars.values():
-            sidecar.raises = 0
-
-    def raises(self) -> int:
-        return sum(sidecar.raises for sidecar in self.sidecars.values())
+    def moves(self, since: float) -> int:
+        return sum(at > since for queue in self.queues.values() for at, _ in queue.actives[1:])

@@ -5,9 +5,9 @@ from struct import pack
 
 from pamqp import commands
 
-from proxy.groups.member import Member
+from proxy.groups.model import Member
 from proxy.session import client_loop
-from proxy.session.events import JoinAsked
+from proxy.session.events import Event, JoinAsked, LinkChanged
 from proxy.session.group_actions import GroupActions
 from proxy.session.hidden import Consuming
 from tests.unit.proxy.session.wire import (
@@ -56,19 +56,33 @@ class Grouping(Wire):
 
     def asked(self) -> Member:
         """Return the member that asks to join, which is all that has happened."""
-        (event,) = self.c.events
-        self.c.events.clear()
+        (event,) = self.told()
         assert isinstance(event, JoinAsked)
         return event.member
 
+    def told(self) -> list[Event]:
+        """Return what has happened, and forget it, but for changes of links, which `Link` shows."""
+        told: list[Event] = [event for event in self.c.events if not isinstance(event, LinkChanged)]
+        self.c.events.clear()
+        return told
+
+    def begin(self, shards: Iterable[str] = ("q1", "q2"), **more: object) -> Member:
+        """Let a member join and ask for links to these shards; return it."""
+        self.no_queue(self.ask(**more))  # type: ignore[arg-type]
+        member = self.asked()
+        self.actions.start(member)
+        for shard in shards:
+            assert self.actions.open(member, shard) == ""
+        return member
+
     def join(self, shards: Iterable[str] = ("q1", "q2"), channel: int = 1, tag: str = "c", **more: object) -> Member:
         """Let a member join; return it once each of its links is open."""
-        self.no_queue(self.ask(channel, tag, **more))  # type: ignore[arg-type]
-        member = self.asked()
-        self.actions.start(member, list(shards))
+        member = self.begin(shards, channel=channel, tag=tag, **more)
         self.to_broker()
+        self.to_client()
         for link in list(member.links.values()):
             self.both(opened(link.channel, tag))
+        self.c.events.clear()
         return member
 
     def frames(self) -> list[Frame]:

@@ -1,17 +1,14 @@
 """What a client's methods about consumers and deliveries do to its members, frame by frame."""
 
-import time
-
 import pytest
 from pamqp import commands
 
-from proxy.groups.claims import lowest
-from proxy.groups.member import LinkState
-from proxy.session import client_loop, consuming, settling
+from proxy.groups.model import LinkState
+from proxy.session import client_loop, consuming, links, settling
 from proxy.session.backlog import Wait
-from proxy.session.events import Left, LinkEnded, Refused, Shadowed
+from proxy.session.events import Left, LinkRefused, Refused, Shadowed
 from proxy.session.numbering import MOST_TAGS, MOST_UNACKED
-from proxy.session.state import ChannelState, Phase
+from proxy.session.state import Phase
 from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, consume, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import (
     Frame,
@@ -69,12 +66,14 @@ def test_what_follows_a_consume_waits_until_the_member_has_joined() -> None:
         assert wire.no_queue(FIRST) == (made(FIRST, commands.Channel.CloseOk()), b"")
         member = wire.asked()
         assert (member.vhost, member.exchange, member.channel, member.tag) == ("/", "x", 1, b"c")
-        wire.actions.start(member, ["q1"])
+        wire.actions.start(member)
+        assert wire.to_client() == made(1, commands.Basic.ConsumeOk("c"))
+        assert wire.actions.open(member, "q1") == ""
         sent = wire.frames()
         assert [(each.channel, each.id) for each in sent if each.kind == 1] == [
-            *((A, (20, 10)), (A, (60, 10)), (A, (60, 20)), (1, (60, 10)), (1, (60, 40))),
+            *((1, (60, 10)), (1, (60, 40)), (A, (20, 10)), (A, (60, 10)), (A, (60, 20))),
         ]
-        assert wire.both(opened(A)) == (b"", made(1, commands.Basic.ConsumeOk("c")))
+        assert wire.both(opened(A)) == (b"", b"")
         assert member.links["q1"].state == LinkState.OPEN
 
 
@@ -92,11 +91,11 @@ def test_a_queue_of_that_name_wins() -> None:
     assert (wire.consuming.consumers, len(wire.consuming.free)) == ({}, 20)
 
 
-def test_a_group_without_shards_answers_at_once_and_nowait_never() -> None:
+def test_a_member_that_is_let_in_is_answered_at_once_and_nowait_never() -> None:
     for nowait in (False, True):
         wire = Grouping()
         wire.no_queue(wire.ask(nowait=nowait))
-        wire.actions.start(wire.asked(), [])
+        wire.actions.start(wire.asked())
         assert wire.to_client() == (b"" if nowait else made(1, commands.Basic.ConsumeOk("c")))
 
 
@@ -104,7 +103,7 @@ def test_a_consumer_without_a_tag_gets_one() -> None:
     wire = Grouping()
     wire.no_queue(wire.ask(tag=""))
     member = wire.asked()
-    wire.actions.start(member, [])
+    wire.actions.start(member)
     assert member.tag.startswith(b"amq.ctag-")
     assert wire.to_client() == made(1, commands.Basic.ConsumeOk(member.tag.decode()))
 
@@ -112,15 +111,11 @@ def test_a_consumer_without_a_tag_gets_one() -> None:
 def test_links_get_the_clients_arguments_and_prefetch() -> None:
     wire = Grouping()
     wire.client(made(1, commands.Basic.Qos(prefetch_count=7, global_=True)))
-    wire.no_queue(wire.ask(arguments={"note": "n"}, no_ack=True))
-    member = wire.asked()
-    wire.actions.start(member, ["q1"])
+    wire.begin(["q1"], arguments={"note": "n"}, no_ack=True)
     _, qos, asked = wire.frames()
     assert qos.whole == made(A, commands.Basic.Qos(prefetch_count=7))
     queue, tag = b"\x02q1", b"\x01c"
-    now = time.time()
-    assert lowest(now) <= member.links["q1"].priority <= lowest(now - 60)
-    table = b"\x04noteS\0\0\0\x01n\x0ax-priorityl" + member.links["q1"].priority.to_bytes(8, "big")
+    table = b"\x04noteS\0\0\0\x01n\x0ax-priorityl" + links.PRIORITY.to_bytes(8, "big")
     assert asked.payload == b"\0\x3c\0\x14\0\0" + queue + tag + b"\2" + len(table).to_bytes(4, "big") + table
 
 
@@ -194,17 +189,17 @@ def test_a_tag_of_an_ordinary_consumer_is_not_a_members_as_long_as_it_consumes()
     assert code_of(split(wire.to_client())[0]) == 530
 
 
-def test_more_links_than_numbers_but_for_one_to_move_a_shard_with() -> None:
+def test_a_link_for_which_no_number_is_free_is_not_opened() -> None:
+    """The last number is for a question about a name, as long as others come back."""
     wire = Grouping(hidden=3)
-    wire.no_queue(wire.ask())
-    wire.actions.start(wire.asked(), ["q1", "q2", "q3"])
-    assert wire.c.channels[1].state == ChannelState.REFUSING
-    wire.to_broker()
-    (close,) = split(wire.broker(closed(1)))
-    assert (code_of(close), text_of(close)) == (
-        506,
-        "RESOURCE_ERROR - group 'x': 3 shards take 4 hidden channels, and 3 of the connection's 3 are free",
-    )
+    member = wire.join(["q1", "q2", "q3"])
+    why = "all 3 hidden channels of the client's connection are in use"
+    assert wire.actions.open(member, "q4") == why
+    assert "q4" not in member.links
+    wire.actions.let_go(member, "q1")
+    assert wire.actions.open(member, "q4") == why
+    wire.both(closed(A))
+    assert wire.actions.open(member, "q4") == ""
     wire = Grouping(hidden=0)
     client_loop.from_client(wire.c, consume(1))
     wire.to_broker()
@@ -214,10 +209,9 @@ def test_more_links_than_numbers_but_for_one_to_move_a_shard_with() -> None:
 def test_a_missing_right_is_the_clients_business_before_the_first_link_and_not_after() -> None:
     denied = b"ACCESS_REFUSED - read access to queue 'q1' in vhost '/' refused for user 'u'"
     wire = Grouping()
-    wire.no_queue(wire.ask())
-    member = wire.asked()
-    wire.actions.start(member, ["q1", "q2"])
-    wire.to_broker()
+    member = wire.begin()
+    wire.frames()
+    wire.to_client()
     to_broker, _ = wire.both(close_channel(A, 403, denied, (60, 20)))
     assert [(each.channel, each.id) for each in split(to_broker)] == [(1, (20, 40)), (A, (20, 41)), (B, (20, 40))]
     (close,) = split(wire.broker(closed(B) + closed(1)))
@@ -227,7 +221,7 @@ def test_a_missing_right_is_the_clients_business_before_the_first_link_and_not_a
     wire = joined()
     member = next(iter(wire.consuming.consumers))
     wire.both(close_channel(A, 403, denied, (60, 20)))
-    assert wire.c.events == [LinkEnded(member, "q1", 403, denied.decode())]
+    assert wire.told() == [LinkRefused(member, "q1", 403, denied.decode())]
 
 
 def test_a_channel_that_ends_while_its_consumer_waits_leaves_nothing() -> None:
@@ -296,7 +290,7 @@ def test_an_unknown_tag_closes_the_channel_behind_what_came_before(answer: bytes
         (close,) = split(wire.broker(closed(A) + closed(B) + closed(1)))
         assert code_of(close) == 406
         assert text_of(close).startswith("PRECONDITION_FAILED - unknown delivery tag ")
-        assert [type(event) for event in wire.c.events] == [Refused, Left]
+        assert [type(event) for event in wire.told()] == [Refused, Left]
 
 
 def test_what_the_client_returns_waits_for_what_it_holds_before_it_of_the_shard() -> None:
@@ -444,7 +438,7 @@ def test_a_cancel_lets_the_client_ack_and_closes_each_link_behind_its_last() -> 
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
     assert wire.to_client() == made(1, commands.Basic.CancelOk("c"))
     assert wire.to_broker() == b""
-    assert [type(event) for event in wire.c.events] == [Left]
+    assert [type(event) for event in wire.told()] == [Left]
     assert wire.broker(deliver(A, 3) + deliver(B, 2)) == b""
     sent = split(wire.client(ack(1, 2) + ack(1, 1)))
     assert [(each.channel, each.id) for each in sent] == [(B, (60, 80)), (B, (20, 40)), (A, (60, 80))]
@@ -496,15 +490,14 @@ def test_a_cancel_of_a_member_without_acks_is_answered_behind_its_last_delivery(
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-def test_a_cancel_right_behind_its_consume_is_answered_behind_it(no_ack: bool) -> None:
+def test_a_cancel_while_a_link_is_opening_closes_it_and_is_answered(no_ack: bool) -> None:
     wire = Grouping()
-    wire.no_queue(wire.ask(no_ack=no_ack))
-    wire.actions.start(wire.asked(), ["q1"])
+    wire.begin(["q1"], no_ack=no_ack)
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
     ok = made(1, commands.Basic.ConsumeOk("c")), made(1, commands.Basic.CancelOk("c"))
-    assert wire.to_client() == (ok[0] if no_ack else ok[0] + ok[1])
-    rest = made(A, commands.Basic.CancelOk("c")) if no_ack else closed(A)
-    assert wire.both(opened(A) + rest)[1] == (ok[1] if no_ack else b"")
+    assert wire.to_client() == ok[0] + ok[1]
+    assert [each.id for each in wire.frames() if each.channel == A][-1] == (20, 40)
+    assert wire.both(opened(A) + closed(A)) == (b"", b"")
 
 
 def test_all_leave_as_the_sidecar_shuts_down() -> None:
@@ -551,117 +544,24 @@ def test_deliveries_of_links_that_end_are_dropped() -> None:
 # What the groups have a session do.
 
 
-OPENED = [(FIRST + 3, (20, 10)), (FIRST + 3, (60, 10)), (FIRST + 3, (60, 20))]
-
-
-def test_a_link_of_another_priority_is_opened_once_the_last_one_has_ended() -> None:
-    """RabbitMQ 4.3 would keep the last one if it had just got messages, and ended while the new one waits above it."""
+def test_one_link_for_each_shard() -> None:
     wire = joined()
     (member,) = wire.consuming.consumers
-    wire.actions.subscribe(member, "q1", 1 << 40)
-    assert [(each.channel, each.id) for each in wire.frames()] == [(A, (20, 40))]
-    # Meanwhile the groups may ask for it again.
-    wire.actions.subscribe(member, "q1", 0)
+    assert wire.actions.open(member, "q1") == ""
     assert wire.frames() == []
-    assert wire.broker(deliver(A, 1)) == b""
-    sent = split(wire.both(closed(A))[0])
-    assert [(each.channel, each.id) for each in sent] == OPENED
-    assert sent[2].payload.endswith((1 << 40).to_bytes(8, "big"))
-    assert wire.broker(opened(FIRST + 3) + deliver(FIRST + 3, 1)) == seen(1)
-    # One whose client holds something is not raised.
-    wire.actions.subscribe(member, "q1", 1 << 41)
-    assert wire.to_broker() == b""
-
-
-def test_a_link_waits_for_the_end_of_its_own_forerunner_and_of_no_other() -> None:
-    wire = joined()
-    (member,) = wire.consuming.consumers
-    wire.actions.subscribe(member, "q1", 1 << 40, is_probe=True)
-    wire.actions.subscribe(member, "q2", 1 << 40)
-    assert [(each.channel, each.id) for each in wire.frames()] == [(A, (20, 40)), (B, (20, 40))]
-    # Who asks for any link leaves it a probe.
-    wire.actions.subscribe(member, "q1", 0)
-    (consume,) = [each for each in split(wire.both(closed(B))[0]) if each.id == (60, 20)]
-    assert consume.payload[6:9] == b"\x02q2"
-    assert "q1" not in member.links
-    wire.both(closed(A))
-    assert (member.links["q1"].priority, member.links["q1"].is_probe) == (1 << 40, True)
-
-
-def test_a_link_of_the_same_priority_is_opened_before_the_last_one_ends() -> None:
-    """So no other member gets the shard in between."""
-    wire = joined()
-    (member,) = wire.consuming.consumers
-    wire.actions.subscribe(member, "q1", member.links["q1"].priority, is_probe=True)
-    assert [(each.channel, each.id) for each in wire.frames()] == [*OPENED, (A, (20, 40))]
-
-
-def test_a_raise_waits_for_a_number_and_its_shard_keeps_its_link_until_then() -> None:
-    wire = Grouping(hidden=3)
-    member = wire.join()
-    wire.actions.subscribe(member, "q3", 0)
-    wire.both(opened(member.links["q3"].channel))
-    first = member.links["q1"]
-    for _ in range(3):
-        wire.actions.subscribe(member, "q4", 0)
-        wire.actions.subscribe(member, "q1", 0)
-    wire.actions.subscribe(member, "q1", 5)
-    wire.actions.subscribe(member, "q1", 0)
-    assert wire.frames() == []
-    assert wire.broker(deliver(first.channel, 1)) == seen(1)
-    assert wire.client(ack(1, 1)) == ack(first.channel, 1)
-    # Each gets a number once, in the order of asking, with the highest priority that was asked for.
-    to_broker, _ = wire.both(close_channel(member.links["q2"].channel, 404, b"NOT_FOUND", (0, 0)))
-    assert [each.id for each in split(to_broker)] == [(20, 41), (20, 10), (60, 10), (60, 20)]
-    wire.broker(opened(member.links["q4"].channel))
-    to_broker, _ = wire.both(close_channel(member.links["q3"].channel, 404, b"NOT_FOUND", (0, 0)))
-    assert [each.id for each in split(to_broker)] == [(20, 41), (20, 40)]
-    assert [each.id for each in split(wire.both(closed(first.channel))[0])] == [(20, 10), (60, 10), (60, 20)]
-    assert member.links["q1"].priority == 5
-    assert (len(wire.consuming.free), wire.consuming.wanted) == (1, {})
-
-
-def test_what_waits_for_a_number_is_forgotten_with_its_member() -> None:
-    wire = Grouping(hidden=3)
-    member = wire.join()
-    wire.actions.subscribe(member, "q3", 0)
-    wire.actions.subscribe(member, "q4", 0)
-    wire.frames()
-    client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
-    assert wire.consuming.wanted == {}
-
-
-def test_a_raise_without_acks_passes_on_what_the_broker_has_sent() -> None:
-    """The broker counts it as acked, so nobody else would get it."""
-    wire = joined(no_ack=True)
-    (member,) = wire.consuming.consumers
-    wire.actions.subscribe(member, "q1", 5)
-    sent = wire.frames()
-    assert [(each.channel, each.id) for each in sent] == [
-        *((FIRST + 3, (20, 10)), (FIRST + 3, (60, 10)), (FIRST + 3, (60, 20)), (A, (60, 30))),
-    ]
-    assert wire.broker(deliver(A, 1)) == seen(1)
-    to_broker, to_client = wire.both(made(A, commands.Basic.CancelOk("c")) + opened(FIRST + 3))
-    assert ([each.channel for each in split(to_broker) if is_close(each)], to_client) == ([A], b"")
-    wire.broker(closed(A))
-    assert (wire.c.events, member.links["q1"].channel) == ([], FIRST + 3)
-    # The broker may close the channel before.
-    wire.actions.subscribe(member, "q1", 6)
-    wire.frames()
-    wire.both(close_channel(FIRST + 3, 404, b"NOT_FOUND", (0, 0)))
-    assert wire.c.events == []
 
 
 def test_what_is_given_away_may_be_acked_late() -> None:
     wire = holding()
     (member,) = wire.consuming.consumers
     assert set(wire.actions.oldest_unacked(member)) == {"q1", "q2"}
-    wire.actions.release(member, "q1")
-    assert next((each.channel, each.id) for each in wire.frames()) == (A, (20, 40))
+    wire.actions.give_up(member, "q1")
+    assert [(each.channel, each.id) for each in wire.frames()] == [(A, (20, 40))]
     assert set(wire.actions.oldest_unacked(member)) == {"q2"}
     assert wire.client(ack(1, 1)) == b""
     assert wire.client(ack(1, 3, True)) == ack(B, 1, True)
-    assert member.links["q1"].unacked == 0
+    wire.both(closed(A))
+    assert "q1" not in member.links
     assert code_of(_refused(wire, ack(1, 3))) == 406
 
 
@@ -679,7 +579,7 @@ def test_a_shard_that_is_gone_ends_its_link_alone() -> None:
     )
     assert [each.channel for each in split(to_broker) if is_close(each)] == [A]
     assert to_client == b""
-    assert wire.c.events == [LinkEnded(member, "q1", 0, "the broker has cancelled the consumer")]
+    assert wire.told() == [LinkRefused(member, "q1", 0, "the broker has cancelled the consumer")]
     assert wire.client(ack(1, 3, True)) == ack(B, 1, True)
 
 
@@ -687,15 +587,16 @@ def test_a_queue_that_takes_no_consumer_timeout_gets_none() -> None:
     """RabbitMQ 4.3.6 refuses it for a classic queue."""
     wire = Grouping()
     wire.consuming.consumer_timeout = 1000
-    wire.no_queue(wire.ask())
-    member = wire.asked()
-    wire.actions.start(member, ["q1"])
+    member = wire.begin(["q1"])
     assert b"x-consumer-timeout" in wire.to_broker()
+    wire.to_client()
     reason = b"PRECONDITION_FAILED - invalid arg 'x-consumer-timeout' for queue 'q1' in vhost '/' of queue type classic"
-    to_broker, to_client = wire.both(close_channel(A, 406, reason, (60, 20)))
-    assert [each.id for each in split(to_broker)] == [(20, 41), (20, 10), (60, 10), (60, 20)]
-    assert (b"x-consumer-timeout" in to_broker, to_client, wire.c.events) == (False, b"", [])
-    assert wire.broker(opened(member.links["q1"].channel)) == made(1, commands.Basic.ConsumeOk("c"))
+    assert wire.both(close_channel(A, 406, reason, (60, 20))) == (closed(A), b"")
+    assert (wire.told(), member.links) == ([], {})
+    wire.actions.open(member, "q1")
+    assert b"x-consumer-timeout" not in wire.to_broker()
+    wire.both(opened(member.links["q1"].channel))
+    assert member.links["q1"].state == LinkState.OPEN
 
 
 def test_a_link_that_the_broker_closes_frees_its_number_once_both_have_closed_it() -> None:
@@ -732,10 +633,11 @@ def test_nothing_is_done_for_a_session_that_ends() -> None:
     wire = joined()
     (member,) = wire.consuming.consumers
     wire.c.enter(Phase.CLOSING)
-    wire.actions.subscribe(member, "q1", 5)
-    wire.actions.release(member, "q1")
+    wire.actions.open(member, "q3")
+    wire.actions.let_go(member, "q1")
+    wire.actions.give_up(member, "q1")
     wire.actions.refuse(member, 404, "gone")
-    wire.actions.start(member, ["q3"])
+    wire.actions.start(member)
     assert (wire.to_broker(), wire.to_client()) == (b"", b"")
     assert wire.actions.oldest_unacked(member) == {}
 
@@ -748,41 +650,13 @@ def test_without_the_setting_nothing_is_looked_at() -> None:
     assert method(1, 60, 21) == wire.broker(method(1, 60, 21))
 
 
-def test_numbers_that_are_about_to_be_free_count_and_the_last_one_is_kept_for_a_question() -> None:
-    """A member may join as another one of the connection leaves, and a name be asked for meanwhile."""
-    wire = Grouping(hidden=4)
-    wire.join(["q1", "q2"])
-    client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
-    (first, second) = [each.channel for each in wire.frames()]
-    wire.to_client()
-    wire.c.events.clear()
-    wire.no_queue(wire.ask(2, "d"))
-    member = wire.asked()
-    wire.actions.start(member, ["q1", "q2", "q3"])
-    assert {each.channel for each in wire.frames()} == {link.channel for link in member.links.values()}
-    assert (len(member.links), len(wire.consuming.free)) == (1, 1)
-    wire.no_queue(wire.ask(1, "e"))
-    wire.both(closed(first))
-    assert len(member.links) == 2
-    wire.both(closed(second))
-    assert (len(member.links), len(wire.consuming.free)) == (3, 1)
-
-
-def test_a_prefetch_that_the_channel_has_no_room_for_is_refused() -> None:
+def test_a_prefetch_that_the_channel_has_no_room_for_opens_no_further_link() -> None:
     """Each delivery without an ack takes memory here, so a channel may hold only so many."""
     wire = Grouping()
     wire.client(made(1, commands.Basic.Qos(0, 65_535)))
-    wire.no_queue(wire.ask())
-    first, shards = wire.asked(), [f"q{number}" for number in range(3)]
-    wire.actions.start(first, shards)
-    wire.to_broker()
-    assert len(first.links) == 3
-    wire.no_queue(wire.ask(tag="d"))
-    wire.actions.start(wire.asked(), shards)
-    wire.to_broker()
-    text = split(wire.broker(closed(1)))[0].payload
-    assert b"a prefetch of 65535 for each of 3 shards is more than the 65539 further messages" in text
-    assert b"set one of 21846 at most" in text
+    member = wire.begin(["q1", "q2", "q3", "q4"])
+    assert "may hold 262144 messages" in wire.actions.open(member, "q5")
+    assert "q5" not in member.links
 
 
 def test_a_client_that_acks_nothing_loses_its_channel_before_it_takes_much_memory() -> None:

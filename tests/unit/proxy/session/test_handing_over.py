@@ -3,8 +3,8 @@
 import pytest
 from pamqp import commands
 
-from proxy.groups.member import LinkState
-from proxy.session import client_loop, links
+from proxy.groups.model import LinkState
+from proxy.session import client_loop
 from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import ack, made, nack, split
 
@@ -30,90 +30,85 @@ def sent(wire: Grouping, data: bytes = b"") -> list[tuple[int, tuple[int, int]]]
 ACK, CLOSE, OPEN = (60, 80), (20, 40), (20, 10)
 
 
-def test_a_link_that_is_handed_over_ends_behind_the_last_ack_of_what_the_client_has_got() -> None:
+def test_a_link_that_is_let_go_ends_behind_the_last_ack_of_what_the_client_has_got() -> None:
     wire = holding()
     (member,) = wire.consuming.consumers
-    wire.actions.hand_over(member, "q1")
+    wire.actions.let_go(member, "q1")
     assert sent(wire) == []
-    assert list(member.links) == ["q2"]
-    assert [(link.shard, link.unacked) for link in member.held] == [("q1", 2)]
+    assert (member.links["q1"].state, member.links["q1"].unacked) == (LinkState.LEAVING, 2)
     # What the broker sends until then is not the client's: the next member gets it. The other shard goes on.
     assert wire.broker(deliver(A, 3) + deliver(B, 2)) == seen(4, exchange=b"x")
     assert sent(wire, ack(1, 1)) == [(A, ACK)]
     assert sent(wire, ack(1, 3)) == [(A, ACK), (A, CLOSE)]
     assert wire.broker(deliver(A, 4) + closed(A)) == b""
-    assert (member.held, member.links["q2"].unacked) == ([], 2)
+    assert (list(member.links), member.links["q2"].unacked) == (["q2"], 2)
 
 
-def test_what_the_client_returns_of_a_link_that_is_handed_over_goes_back_as_that_ends() -> None:
+def test_what_the_client_returns_of_a_link_that_is_let_go_goes_back_as_that_ends() -> None:
     wire = holding()
     (member,) = wire.consuming.consumers
-    wire.actions.hand_over(member, "q1")
+    wire.actions.let_go(member, "q1")
     assert sent(wire, made(1, commands.Basic.Nack(3, False, True))) == []
     assert sent(wire, ack(1, 1)) == [(A, ACK), (A, CLOSE)]
 
 
-def test_a_link_of_which_the_client_holds_nothing_ends_at_once() -> None:
+def test_a_link_of_which_the_client_holds_nothing_ends_at_once_and_may_come_back_once_it_has() -> None:
     wire = Grouping()
     member = wire.join()
-    wire.actions.hand_over(member, "q1")
+    wire.actions.let_go(member, "q1")
     assert sent(wire) == [(A, CLOSE)]
-    assert (list(member.links), member.held) == (["q2"], [])
+    wire.actions.open(member, "q1")
+    assert sent(wire) == []
     wire.broker(closed(A))
-    # The shard may come back.
-    wire.actions.subscribe(member, "q1", 5)
+    assert list(member.links) == ["q2"]
+    wire.actions.open(member, "q1")
     assert sent(wire)[0][1] == OPEN
 
 
-def test_a_member_may_get_a_shard_back_before_its_client_has_acked_all_of_the_link_before() -> None:
-    wire = holding()
-    (member,) = wire.consuming.consumers
-    wire.actions.hand_over(member, "q1")
-    wire.actions.subscribe(member, "q1", 5)
-    (number, *_) = {channel for channel, _ in sent(wire)}
-    wire.both(opened(number))
-    assert (member.links["q1"].unacked, [link.unacked for link in member.held]) == (0, [2])
-    assert sent(wire, ack(1, 3, True)) == [(A, ACK), (B, ACK), (A, CLOSE)]
-    # The next hand-over remembers those only that have not ended.
-    wire.broker(closed(A) + deliver(number, 1))
-    wire.actions.hand_over(member, "q1")
-    assert [(link.channel, link.state) for link in member.leaving] == [(number, LinkState.LEAVING)]
+def test_a_link_that_is_opening_ends_at_once() -> None:
+    wire = Grouping()
+    member = wire.begin(["q1"])
+    sent(wire)
+    wire.to_client()
+    wire.actions.let_go(member, "q1")
+    assert sent(wire) == [(A, CLOSE)]
+    assert wire.both(opened(A) + deliver(A, 1)) == (b"", b"")
+    wire.broker(closed(A))
+    assert member.links == {}
 
 
 def test_a_shard_without_acks_is_given_up_by_a_cancel_behind_which_nothing_is_lost() -> None:
     wire = holding(no_ack=True)
     (member,) = wire.consuming.consumers
-    wire.actions.hand_over(member, "q1")
+    wire.actions.let_go(member, "q1")
     assert wire.to_broker() == made(A, commands.Basic.Cancel("c"))
     assert wire.broker(deliver(A, 3)) == seen(4, exchange=b"x")
     to_broker, _ = wire.both(made(A, commands.Basic.CancelOk("c")))
     assert [each.channel for each in split(to_broker) if is_close(each)] == [A]
+    wire.broker(closed(A))
     assert list(member.links) == ["q2"]
 
 
-@pytest.mark.parametrize("end", ["released", "not acked in time", "the client cancels"])
-def test_a_link_that_is_handed_over_ends_though_the_client_does_not_ack(end: str) -> None:
+@pytest.mark.parametrize("end", ["not acked in time", "the client cancels"])
+def test_a_link_that_is_let_go_ends_though_the_client_does_not_ack(end: str) -> None:
     wire = holding()
     (member,) = wire.consuming.consumers
-    wire.actions.hand_over(member, "q1")
+    wire.actions.let_go(member, "q1")
     assert set(wire.actions.oldest_unacked(member)) == {"q1", "q2"}
-    if end == "released":
-        wire.actions.release(member, "q1")
-        assert sent(wire)[:2] == [(A, CLOSE), (B + 1, OPEN)]
-        assert wire.client(ack(1, 1) + nack(1, 3)) == b""
-    elif end == "not acked in time":
-        links.close_unsettled(wire.c, wire.c.now + 1)
+    if end == "not acked in time":
+        wire.actions.give_up(member, "q1")
         assert sent(wire) == [(A, CLOSE)]
+        assert wire.client(ack(1, 1) + nack(1, 3)) == b""
     else:
         assert sent(wire, made(1, commands.Basic.Cancel("c"))) == []
-        assert {link.shard for link in member.held} == {"q1", "q2"}
+        assert {link.shard for link in member.links.values() if link.state == LinkState.LEAVING} == {"q1", "q2"}
         assert sent(wire, ack(1, 3, True)) == [(A, ACK), (B, ACK), (A, CLOSE), (B, CLOSE)]
 
 
-def test_nobody_hands_over_what_it_does_not_have() -> None:
+def test_nobody_lets_go_what_it_does_not_have() -> None:
     wire = holding()
     (member,) = wire.consuming.consumers
-    wire.actions.hand_over(member, "q1")
-    wire.actions.hand_over(member, "q1")
-    wire.actions.hand_over(member, "other")
-    assert (sent(wire), len(member.held)) == ([], 1)
+    wire.actions.let_go(member, "q1")
+    wire.actions.let_go(member, "q1")
+    wire.actions.let_go(member, "other")
+    assert (sent(wire), len(member.links)) == ([], 2)

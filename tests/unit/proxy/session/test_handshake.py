@@ -108,24 +108,6 @@ def test_a_broker_without_a_clusters_name(properties: FieldTable) -> None:
     assert w.c.handshake.cluster is None
 
 
-@pytest.mark.parametrize(
-    ("version", "keeps"),
-    [
-        ("4.3.0", True),
-        ("4.3.6+1", True),
-        ("5.0.0-rc.1", True),
-        ("4.2.9", False),
-        ("3.13.7", False),
-        ("4", False),
-        (7, False),
-    ],
-)
-def test_a_broker_that_may_keep_consumers(version: str | int, keeps: bool) -> None:
-    w = new()
-    w.broker(start("PLAIN", {"product": "RabbitMQ", "version": version}))
-    assert w.c.handshake.keeps_consumers is keeps
-
-
 # start-ok.
 
 

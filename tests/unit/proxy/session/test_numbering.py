@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.groups.member import Link, Member
+from proxy.groups.model import Link, Member
 from proxy.session import numbering as numbering_module
 from proxy.session.numbering import Delivery, Numbering, Source
 from proxy.wire.frames import BASIC_NACK, BASIC_REJECT
@@ -13,7 +13,7 @@ from proxy.wire.frames import BASIC_NACK, BASIC_REJECT
 
 def sources(numbering: Numbering, count: int) -> list[Source]:
     member = Member("m", "/", "x", 1, b"c")
-    return [numbering.own, *(Source(1000 + n, numbering, Link(member, f"q{n}", 1000 + n, 0)) for n in range(count))]
+    return [numbering.own, *(Source(1000 + n, numbering, Link(member, f"q{n}")) for n in range(count))]
 
 
 MOST = 1 << 30

@@ -12,7 +12,7 @@ import pytest
 from pamqp import commands
 
 from proxy.groups.groups import Groups
-from proxy.groups.member import Member
+from proxy.groups.model import Member
 from proxy.session import client_loop, context, session, time_limits
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
@@ -962,32 +962,24 @@ async def test_a_publish_waits_no_longer_where_what_is_behind_its_exchange_is_go
 
 
 class Leavers:
-    """In the place of the groups: the members that have left, and whether their connection to the broker was lost."""
+    """In the place of the groups: the members that have left."""
 
-    ack_timeout = consumer_timeout = 0.0
+    consumer_timeout = 0.0
 
     def __init__(self) -> None:
-        self.left: list[tuple[str, bool]] = []
+        self.left: list[str] = []
 
     def match(self, vhost: str, exchange: str) -> bool:
         return False
 
-    def leave(self, member: Member, *, is_lost: bool = False) -> None:
-        self.left.append((member.id, is_lost))
+    def leave(self, member: Member) -> None:
+        self.left.append(member.id)
 
 
 @pytest.mark.parametrize(
-    ("end", "is_lost"),
-    [
-        ("the broker's socket", True),
-        ("the client's socket", False),
-        ("the client's close", False),
-        ("a close of the broker's", False),
-        ("a defect", False),
-    ],
+    "end", ["the broker's socket", "the client's socket", "the client's close", "a close of the broker's", "a defect"]
 )
-async def test_members_are_lost_with_a_broker_that_ends_without_a_word(end: str, is_lost: bool) -> None:
-    """Their node may be lost as well. All others have left in good order, and the broker knows that they are gone."""
+async def test_the_groups_are_told_of_members_whose_session_ends(end: str) -> None:
     groups = Leavers()
     ends = Ends(cast(Groups, groups))
     await ends.opened()
@@ -1012,4 +1004,4 @@ async def test_members_are_lost_with_a_broker_that_ends_without_a_word(end: str,
     ends.broker.abort()
     ends.client.abort()
     await eventually(lambda: bool(ends.over))
-    assert groups.left == [("there", is_lost), *([("untold", False)] if end == "a defect" else [])]
+    assert groups.left == ["there", *(["untold"] if end == "a defect" else [])]

@@ -1,0 +1,247 @@
+"""The members of a group, their links to shards, and the table of a link's states. This module does no I/O.
+
+A link is one member's consumer on one shard, on a hidden channel of the member's session. For each member and shard
+there is at most one, and `TABLE` says what becomes of it: by the link's state and by the event, the next state and
+what the broker is sent. `Link.enter` is the one function that changes a state.
+
+A link ends by a bare channel.close. The broker then puts what is not acked back where it was, and the next consumer
+gets it in order. After a basic.cancel with messages unacked the next consumer would get later messages first (measured:
+50 to 99 before 0 to 49). Only a member without acks, which holds nothing, is cancelled first, so that all that the
+broker has sent still reaches the client.
+"""
+
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+from proxy.groups.redelivered import Redelivered
+from proxy.groups.timing import FIRST_PAUSE, LONGEST_PAUSE
+
+DEFAULT_PREFETCH: Final = 200
+"""The most unacknowledged messages of one link where the client has set no prefetch."""
+
+
+class LinkState(IntEnum):
+    """How far a link has come."""
+
+    NONE = 0
+    """The link is not there: its channel is not open yet, or not any more, and its number is free."""
+    OPENING = 1
+    """The broker has yet to answer the link's basic.consume."""
+    OPEN = 2
+    """The broker delivers to the link, or has it wait behind the consumer that is active."""
+    LEAVING = 3
+    """The client gets no more by the link, which ends once the client has settled what it got.
+
+    Of a member without acks: the broker has yet to answer the basic.cancel, and the client gets what comes until then.
+    """
+    CLOSING = 4
+    """The broker has yet to answer the link's channel.close."""
+
+
+class LinkEvent(IntEnum):
+    """An event in the life of a link."""
+
+    WANT = 0
+    """The group's decision is that the member should consume the shard."""
+    CONSUMING = 1
+    """The broker has sent basic.consume-ok."""
+    LET_GO = 2
+    """The member gives the shard up: another one waits for it, or the member leaves its group."""
+    SETTLED = 3
+    """The client holds nothing of the link: all is acked, or the broker has answered the basic.cancel."""
+    GIVE_UP = 4
+    """The link is to end with messages unacked: they were not acked in time, or their acks cannot come any more."""
+    CANCELLED = 5
+    """The broker has cancelled the consumer."""
+    REFUSED = 6
+    """The broker has closed the channel."""
+    CLOSED = 7
+    """The broker has sent channel.close-ok."""
+    LOST = 8
+    """The session has ended, and its connection to the broker with it."""
+
+
+class LinkAction(IntEnum):
+    """What the broker is sent when a link enters another state."""
+
+    NOTHING = 0
+    SUBSCRIBE = 1
+    """channel.open, basic.qos and basic.consume."""
+    CANCEL = 2
+    """basic.cancel, of a member without acks; nothing of any other."""
+    CLOSE = 3
+    """channel.close."""
+
+
+_S, _E, _A = LinkState, LinkEvent, LinkAction
+
+TABLE: Final[dict[tuple[LinkState, LinkEvent], tuple[LinkState, LinkAction]]] = {
+    (_S.NONE, _E.WANT): (_S.OPENING, _A.SUBSCRIBE),
+    (_S.OPENING, _E.CONSUMING): (_S.OPEN, _A.NOTHING),
+    (_S.OPENING, _E.LET_GO): (_S.CLOSING, _A.CLOSE),
+    (_S.OPENING, _E.GIVE_UP): (_S.CLOSING, _A.CLOSE),
+    (_S.OPENING, _E.CANCELLED): (_S.CLOSING, _A.CLOSE),
+    (_S.OPENING, _E.REFUSED): (_S.NONE, _A.NOTHING),
+    (_S.OPENING, _E.LOST): (_S.NONE, _A.NOTHING),
+    (_S.OPEN, _E.LET_GO): (_S.LEAVING, _A.CANCEL),
+    (_S.OPEN, _E.GIVE_UP): (_S.CLOSING, _A.CLOSE),
+    (_S.OPEN, _E.CANCELLED): (_S.CLOSING, _A.CLOSE),
+    (_S.OPEN, _E.REFUSED): (_S.NONE, _A.NOTHING),
+    (_S.OPEN, _E.LOST): (_S.NONE, _A.NOTHING),
+    (_S.LEAVING, _E.LET_GO): (_S.LEAVING, _A.NOTHING),
+    (_S.LEAVING, _E.SETTLED): (_S.CLOSING, _A.CLOSE),
+    (_S.LEAVING, _E.GIVE_UP): (_S.CLOSING, _A.CLOSE),
+    (_S.LEAVING, _E.CANCELLED): (_S.CLOSING, _A.CLOSE),
+    (_S.LEAVING, _E.REFUSED): (_S.NONE, _A.NOTHING),
+    (_S.LEAVING, _E.LOST): (_S.NONE, _A.NOTHING),
+    (_S.CLOSING, _E.LET_GO): (_S.CLOSING, _A.NOTHING),
+    (_S.CLOSING, _E.GIVE_UP): (_S.CLOSING, _A.NOTHING),
+    (_S.CLOSING, _E.CANCELLED): (_S.CLOSING, _A.NOTHING),
+    (_S.CLOSING, _E.CONSUMING): (_S.CLOSING, _A.NOTHING),
+    (_S.CLOSING, _E.REFUSED): (_S.NONE, _A.NOTHING),
+    (_S.CLOSING, _E.CLOSED): (_S.NONE, _A.NOTHING),
+    (_S.CLOSING, _E.LOST): (_S.NONE, _A.NOTHING),
+}
+"""The next state of a link and what the broker is sent, by present state and event; a pair that is not here cannot
+come."""
+
+entered: dict[tuple[LinkState, LinkEvent], int] = dict.fromkeys(TABLE, 0)
+"""How often links of this process have taken each row of `TABLE`, for reports and for tests that count rows."""
+
+
+class Link:
+    """One member's consumer on one shard, from its basic.consume to the end of its channel."""
+
+    __slots__ = (
+        "behind", "changed_at", "channel", "delivered", "delivered_at", "member", "shard", "since", "state", "unacked",
+        "wants",
+    )  # fmt: skip
+
+    def __init__(self, member: "Member", shard: str) -> None:
+        """The link is not there yet."""
+        self.member, self.shard = member, shard
+        self.channel = 0
+        """The number of its hidden channel; 0 before it has one."""
+        self.state: int = LinkState.NONE
+        """A `LinkState`, as a plain integer for the hot loop."""
+        self.changed_at = 0.0
+        """When the link entered its state, in monotonic seconds."""
+        self.since = 0.0
+        """When the link was opened, in seconds since 1970; 0 before. The earlier one is the owner's."""
+        self.delivered = 0
+        """How many deliveries the client has got by this link."""
+        self.delivered_at = 0.0
+        """When the client last got a delivery by this link, in monotonic seconds; 0 for never."""
+        self.unacked = 0
+        """How many deliveries of this link the client has neither acked nor rejected."""
+        self.wants = False
+        """Whether this sidecar's own assignment gives the shard to the member."""
+        self.behind = ""
+        """The owner behind which the link waits, as this sidecar sees it; empty where the member is that itself."""
+
+    def enter(self, event: LinkEvent, now: float) -> LinkAction:
+        """Go on to the state that `TABLE` names for an event; return what the broker is to be sent.
+
+        `now` is in monotonic seconds. Raises RuntimeError for an event that cannot come in the present state.
+        """
+        row = (LinkState(self.state), event)
+        if row not in TABLE:
+            raise RuntimeError(f"link to {self.shard!r}: {event.name} in the state {row[0].name}")
+        entered[row] += 1
+        state, action = TABLE[row]
+        if state != self.state:
+            self.state, self.changed_at = state, now
+        if state == LinkState.NONE:
+            self.member.links.pop(self.shard, None)
+        if action == LinkAction.CANCEL and not self.member.no_ack:
+            return LinkAction.NOTHING
+        return action
+
+
+class Pause(NamedTuple):
+    """The pause before a member's next try to open a link that was refused."""
+
+    since: float
+    """When the first of the refusals in a row came, in monotonic seconds."""
+    until: float
+    """In monotonic seconds."""
+    length: float
+    """In seconds."""
+    why: str
+    """The broker's reply code and text, or why this sidecar could not ask."""
+
+
+class Member:
+    """One consumer that a client has started on a group's name, until all its links have ended."""
+
+    __slots__ = (
+        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "pauses", "prefetch", "redelivered",
+        "since", "stalled_until", "tag", "vhost",
+    )  # fmt: skip
+
+    def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
+        """The client's consumer `tag` on its channel `channel`; `member_id` is the member's own in all sidecars."""
+        self.id, self.vhost, self.exchange, self.channel, self.tag = member_id, vhost, exchange, channel, tag
+        self.links: dict[str, Link] = {}
+        """The links that are there, by shard."""
+        self.pauses: dict[str, Pause] = {}
+        """By shard, the pause after a refusal, also one that is over, until a link is open."""
+        self.redelivered: dict[str, Redelivered] = {}
+        """The redeliveries to the member by shard, of those shards that had any."""
+        self.leaving = False
+        """Whether the client has cancelled the consumer, so that links only end."""
+        self.stalled_until = 0.0
+        """Until when, in monotonic seconds, the member gets no shard while others may, as its client did not ack."""
+        self.prefetch = DEFAULT_PREFETCH
+        """The most unacknowledged messages of each link."""
+        self.no_ack = False
+        """Whether the broker counts a message as acked once it is sent."""
+        self.since = 0.0
+        """When the member joined, in seconds since 1970."""
+        self.client = ""
+        """The client's address, and its connection's name if it gave one, for reports."""
+
+    @property
+    def held_at_most(self) -> int:
+        """The most messages of one link that come back together when it ends; 0 for a member without acks."""
+        return 0 if self.no_ack else self.prefetch
+
+    def redelivered_of(self, shard: str) -> Redelivered:
+        """Return the count of a shard's redeliveries to the member."""
+        found = self.redelivered.get(shard)
+        if found is None:
+            found = self.redelivered[shard] = Redelivered()
+        return found
+
+    def refused(self, shard: str, why: str, now: float) -> bool:
+        """Note that a link to a shard was refused, so that the next try waits; return whether the reason is news."""
+        before = self.pauses.get(shard)
+        length = FIRST_PAUSE if before is None else min(2 * before.length, LONGEST_PAUSE)
+        since = now if before is None else before.since
+        self.pauses[shard] = Pause(since, now + length, length, why)
+        return before is None or before.why != why
+
+
+class Actions(Protocol):
+    """The session of a member, as the groups use it; every function returns at once, on the event loop."""
+
+    def start(self, member: Member) -> None:
+        """Let a member that asked to join begin: its client gets basic.consume-ok."""
+
+    def refuse(self, member: Member, code: int, text: str) -> None:
+        """Close the client's channel, since the member cannot join."""
+
+    def open(self, member: Member, shard: str) -> str:
+        """Open a link; return why that cannot be, and an empty string where it is OPENING."""
+
+    def let_go(self, member: Member, shard: str) -> None:
+        """Have a link end once the client has settled what it got; until then the client gets no more by it."""
+
+    def give_up(self, member: Member, shard: str) -> None:
+        """Have a link end at once, though its client holds messages."""
+
+    def oldest_unacked(self, member: Member) -> dict[str, float]:
+        """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds.
+
+        A shard of which the client holds nothing unacked is left out.
+        """

@@ -1,0 +1,76 @@
+"""The times of a group, in seconds, on one axis.
+
+All of a sidecar's waits stand here, so that one look shows which of them must be shorter than which:
+
+    0.02   0.3        1     1.5   2     2.5        4     5          30            600       660
+     |      |         |      |    |      |         |     |           |             |         |
+     |      |         |      |    |      |         |     |           |             |         broker's own timeout
+     |      |         |      |    |      |         |     |           |             no ack: the member is stalled
+     |      |         |      |    |      |         |     |           LEAVING ends without acks
+     |      |         |      |    |      |         |     an opening link counts as refused
+     |      |         |      |    |      |         a silent sidecar is gone, whatever the broker says of its queue
+     |      |         |      |    |      its queue is not there twice: the sidecar is gone
+     |      |         |      |    a shard that nobody tells of is an orphan; a sidecar without its own echo is deaf
+     |      |         |      the sign of life is late: the broker is asked for the sidecar's queue
+     |      |         sign of life
+     |      members have come or gone: the calm before the decision
+     news are told
+
+A late sign of life must be noticed before the sidecar counts as gone, and a deaf sidecar must notice that it is deaf
+before it takes the others for gone: 1.5 and 2 beats are both less than 4.
+"""
+
+from typing import Final
+
+SOON: Final = 0.02
+"""From a change of a link until the beat that tells of it, so that several changes are told together."""
+
+CALM: Final = 0.3
+"""From the last member that came or went until the decision, so that many changes lead to one decision."""
+
+LONGEST_CALM: Final = 2.0
+"""From the first of such changes until the decision, though there are always further ones."""
+
+BEAT: Final = 1.0
+"""From one sign of life of a sidecar to the next."""
+
+LATE: Final = 1.5 * BEAT
+"""From a sidecar's last sign of life until the broker is asked whether the sidecar's queue is there."""
+
+ASK_AGAIN: Final = 0.5 * BEAT
+"""From one question about a sidecar's queue to the next; two answers that it is not there make the sidecar gone."""
+
+ORPHANED: Final = 2 * BEAT
+"""From the last word of an open link to a shard until any sidecar opens one, whoever should."""
+
+DEAF: Final = 2 * BEAT
+"""From the last beat of its own that came back until a sidecar counts as deaf: it then keeps all that it has."""
+
+GONE: Final = 4 * BEAT
+"""From a sidecar's last sign of life until it counts as gone, whatever the broker says of its queue; also the time
+after which a deaf sidecar looks for shards that nobody consumes."""
+
+COUNT_EVERY: Final = 2 * BEAT
+"""From one question of a deaf sidecar how many consumers the shards have to the next."""
+
+ANSWERED_WITHIN: Final = 1.0
+"""From a question to the broker until it counts as not answered."""
+
+OPENED_WITHIN: Final = 5.0
+"""From a link's basic.consume until the link counts as refused: its connection may hang."""
+
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
+"""From a refusal of a link to the next try: the pause doubles from the first to the longest."""
+
+LOOK_EVERY: Final = 0.25 * BEAT
+"""From one look for sidecars that are late or gone to the next."""
+
+ACKS_EVERY: Final = 1.0
+"""From one look for deliveries that are not acked in time to the next."""
+
+LONGEST_FULL: Final = 15.0
+"""From one full beat without news to the next, at most: a large group tells less often what nothing has changed of."""
+
+TIMEOUT_ABOVE: Final = 60.0
+"""By how much the broker's consumer timeout of a link is above the setting `groups_ack_timeout`: the last net."""

@@ -1,0 +1,64 @@
+"""The table of a link's states: each row, and that nothing else can come."""
+
+import itertools
+
+import pytest
+
+from proxy.groups.model import TABLE, Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.timing import FIRST_PAUSE, LONGEST_PAUSE
+
+
+def link(state: LinkState = LinkState.NONE, *, no_ack: bool = False) -> Link:
+    member = Member("m", "/", "orders", 1, b"tag")
+    member.no_ack = no_ack
+    made = member.links["s"] = Link(member, "s")
+    made.state = state
+    return made
+
+
+@pytest.mark.parametrize(("row", "then"), TABLE.items(), ids=lambda row: str(row))
+def test_a_row_of_the_table(row: tuple[LinkState, LinkEvent], then: tuple[LinkState, LinkAction]) -> None:
+    (before, event), (after, action) = row, then
+    its = link(before)
+    is_silent = action is LinkAction.CANCEL  # a member with acks is not cancelled
+    assert its.enter(event, 5.0) == (LinkAction.NOTHING if is_silent else action)
+    assert its.state == after
+    assert its.changed_at == (5.0 if after is not before else 0.0)
+    assert ("s" in its.member.links) is (after is not LinkState.NONE)
+
+
+@pytest.mark.parametrize("row", [row for row in itertools.product(LinkState, LinkEvent) if row not in TABLE], ids=str)
+def test_no_other_event_can_come(row: tuple[LinkState, LinkEvent]) -> None:
+    its = link(row[0])
+    with pytest.raises(RuntimeError, match=f"{row[1].name} in the state {row[0].name}"):
+        its.enter(row[1], 5.0)
+    assert its.state == row[0]
+
+
+def test_a_member_without_acks_is_cancelled_before_its_channel_is_closed() -> None:
+    its = link(LinkState.OPEN, no_ack=True)
+    assert its.enter(LinkEvent.LET_GO, 0.0) is LinkAction.CANCEL
+    assert its.enter(LinkEvent.SETTLED, 0.0) is LinkAction.CLOSE
+    assert its.enter(LinkEvent.CLOSED, 0.0) is LinkAction.NOTHING
+    assert its.state == LinkState.NONE
+
+
+@pytest.mark.parametrize("state", LinkState)
+def test_every_state_but_the_first_ends_whatever_the_broker_or_the_session_does(state: LinkState) -> None:
+    for event in (LinkEvent.REFUSED, LinkEvent.LOST):
+        if state is not LinkState.NONE:
+            its = link(state)
+            its.enter(event, 0.0)
+            assert its.state == LinkState.NONE
+
+
+def test_the_pause_after_a_refusal_doubles_and_tells_since_when() -> None:
+    member = Member("m", "/", "orders", 1, b"tag")
+    assert member.refused("s", "403", 10.0)
+    assert member.pauses["s"][:3] == (10.0, 10.0 + FIRST_PAUSE, FIRST_PAUSE)
+    assert not member.refused("s", "403", 12.0)
+    assert member.pauses["s"][:3] == (10.0, 12.0 + 2 * FIRST_PAUSE, 2 * FIRST_PAUSE)
+    assert member.refused("s", "404", 20.0)
+    for _ in range(20):
+        member.refused("s", "404", 30.0)
+    assert member.pauses["s"].length == LONGEST_PAUSE
