@@ -1,4 +1,4 @@
-"""The program of the comparison of groups that needs no sidecar: priorities spread the queues over its copies."""
+"""The program of the comparison of groups that needs no sidecar: each of its copies has its own queues, and a spare."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import pika
 import pytest
 
 from testbed.broker import Broker
-from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import with_login
 from tests.integration.documents import Document
 
@@ -32,9 +32,9 @@ def program(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def copy(program: Path, number: int, url: str, printed: Path) -> Iterator[None]:
+def copy(program: Path, name: str, url: str, printed: Path) -> Iterator[None]:
     """Run one copy, which adds to a file; it is killed at the end."""
-    environment = os.environ | {"HOSTNAME": f"orders-{number}", "BROKER_URL": url}
+    environment = os.environ | {"HOSTNAME": name, "BROKER_URL": url}
     with printed.open("ab") as output:
         running = subprocess.Popen([sys.executable, program], stdout=output, env=environment)
     try:
@@ -45,16 +45,16 @@ def copy(program: Path, number: int, url: str, printed: Path) -> Iterator[None]:
         running.wait()
 
 
-def test_each_copy_has_its_own_queues_and_others_take_over(
-    broker: Broker, api: BrokerApi, vhost: VirtualHost, program: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_each_copy_has_its_own_queues_and_its_spare_takes_over(
+    broker: Broker, vhost: VirtualHost, program: Path, tmp_path: Path, kind: str
 ) -> None:
-    if int(str(api.ask("GET", "overview")["rabbitmq_version"]).partition(".")[0]) < 4:
-        pytest.skip("no queue goes to a higher priority before RabbitMQ 4.0")
     for number in QUEUES:
-        vhost.queue(f"orders.{number}", x_queue_type="quorum", x_single_active_consumer=True)
+        vhost.queue(f"orders.{number}", x_queue_type=kind, x_single_active_consumer=True)
     parts = urlsplit(broker.amqp_url)
     url = with_login(broker.amqp_url, parts.username or "", parts.password or "", f"/{quote(vhost.name, safe='')}")
-    files = [tmp_path / f"{number}.txt" for number in range(3)]
+    names = ["orders-0", "orders-1", "orders-2", "spare-2"]
+    files = [tmp_path / f"{name}.txt" for name in names]
     numbers = count(1)
 
     with ExitStack() as stack:
@@ -75,14 +75,23 @@ def test_each_copy_has_its_own_queues_and_others_take_over(
             wait_until("all messages", lambda: sum(map(len, got(message))) >= len(QUEUES))
             return got(message)
 
-        for number, file in enumerate(files[:2]):
-            stack.enter_context(copy(program, number, url, file))
+        def consumers(number: int) -> int:
+            """Return how many consumers a queue has, also those that wait."""
+            shown = vhost.api.ask("GET", "queues", vhost.name, f"orders.{number}")
+            return len(shown["consumer_details"])
+
+        for name, file in zip(names[:2], files[:2], strict=True):
+            stack.enter_context(copy(program, name, url, file))
         own = [[n for n in QUEUES if n % 3 == number] for number in range(3)]
-        with copy(program, 2, url, files[2]):
-            wait_until("its own queues for each", lambda: shares() == own)
-        wait_until("others have its queues", lambda: not shares()[2])
-        with copy(program, 2, url, files[2]):
-            wait_until("it has them again", lambda: shares() == own)
+        with copy(program, "orders-2", url, files[2]):
+            assert shares() == [*own, []]
+            stack.enter_context(copy(program, "spare-2", url, files[3]))
+            wait_until("the spare", lambda: all(consumers(number) == 2 for number in own[2]))
+            assert shares() == [*own, []]
+        assert shares() == [own[0], own[1], [], own[2]]
+        with copy(program, "orders-2", url, files[2]):
+            wait_until("it waits", lambda: all(consumers(number) == 2 for number in own[2]))
+            assert shares() == [own[0], own[1], [], own[2]]
 
     for file in files:
         told = [line.split() for line in file.read_text().splitlines()]
