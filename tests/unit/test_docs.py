@@ -9,6 +9,7 @@ from statistics import mean
 import numpy as np
 
 from proxy.cli import COMMANDS, STATUSES, parser
+from proxy.groups.report import _WORDS
 from proxy.http.admin.metrics import ProxyCollector
 from proxy.http.admission.limits import Limits
 from proxy.http.endpoints.docs import DOCUMENT
@@ -228,6 +229,13 @@ def test_links_and_paths_in_the_documents_exist() -> None:
             assert not anchor or anchor in anchors(target), f"{document.name}: {file}#{anchor}"
         for path in re.findall(rf"`({PATH})`|(?<![\w./])({PATH}\.py)\b", text):
             assert (ROOT / "".join(path)).exists(), f"{document.name}: {path}"
+
+
+def test_every_reason_why_a_shard_has_yet_to_move_is_in_the_runbook_and_no_other() -> None:
+    page = (ROOT / "docs/how-to/troubleshoot.md").read_text()
+    section = page.partition("\n## Group unbalanced\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|", section, flags=re.M)
+    assert sorted(rows) == sorted(words.replace("{unacked}", "...") for words in _WORDS.values())
 
 
 def test_every_metric_of_the_watch_is_documented_and_no_other() -> None:
