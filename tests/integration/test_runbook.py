@@ -401,7 +401,7 @@ def test_group_unbalanced(grouping: Sidecar, broker: Broker, client: Client) -> 
             wire.channel(channel, confirm=False)
             consume(wire, channel)
         shown = told_of_members(shell, look, 2)
-        assert "not exact    shards 'orders.1', 'orders.2', 'orders.3' are each a queue without x-single-active" in shown
+        assert "not exact    shards 'orders.1', 'orders.2', 'orders.3' are each a queue without x-single" in shown
 
 
 @pytest.mark.long
