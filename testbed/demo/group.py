@@ -115,7 +115,6 @@ class Group:
 
 async def group_act(broker: Broker, vhost: str, folder: Path, tell: Callable[[str], None]) -> Verdict:
     """Show three consumers, the death of one and a fourth that joins; print who had which shards when, and judge."""
-    exact = int(broker.version.partition(".")[0]) >= 4
     tell(
         f"\nThree ordinary pika programs consume from {EXCHANGE}, through two sidecars, and share {len(QUEUES)} shards."
     )
@@ -124,7 +123,7 @@ async def group_act(broker: Broker, vhost: str, folder: Path, tell: Callable[[st
         stop = asyncio.Event()
         publishing = asyncio.create_task(group.publish(stop))
         try:
-            faults = await changes(group, exact, tell)
+            faults = await changes(group, tell)
         finally:
             stop.set()
             await publishing
@@ -151,13 +150,13 @@ async def group_of(broker: Broker, vhost: str, folder: Path) -> AsyncIterator[Gr
         yield group
 
 
-async def changes(group: Group, exact: bool, tell: Callable[[str], None]) -> list[str]:
+async def changes(group: Group, tell: Callable[[str], None]) -> list[str]:
     """Start three consumers, kill one and start a fourth; tell who has which shards after each, return what failed."""
     begun = time.monotonic()
     faults: list[str] = []
     tell("")
 
-    async def step(what: str, members: Sequence[str], changed: float, *, shared: bool) -> None:
+    async def step(what: str, members: Sequence[str], changed: float) -> None:
         def row(within: str) -> list[str]:
             had = group.had(changed)
             each = (shards_of(had, name) if name in members else "-" for name in (*FIRST, LATE))
@@ -165,7 +164,7 @@ async def changes(group: Group, exact: bool, tell: Callable[[str], None]) -> lis
 
         def holds() -> bool:
             table.now(row("not yet"))
-            return is_settled(group.had(changed), members, shared=shared)
+            return is_balanced(group.had(changed), len(QUEUES), members)
 
         took = await group.until(holds)
         within = "NEVER" if took is None else f"after {took:.1f} s"
@@ -175,30 +174,21 @@ async def changes(group: Group, exact: bool, tell: Callable[[str], None]) -> lis
             await asyncio.sleep(0.1)
         had = group.had(changed)
         table.done(row(within))
-        if took is None or not is_settled(had, members, shared=shared):
+        if took is None or not is_balanced(had, len(QUEUES), members):
             faults.append(
                 f"{what}: the shards did not come to {', '.join(members)} as they should within {DEADLINE:g} s"
             )
 
-    with rows(["", *FIRST, LATE, "balanced" if exact else "each with a consumer"]) as table:
+    with rows(["", *FIRST, LATE, "balanced"]) as table:
         for name in FIRST:
             await group.start(name)
-        await step("A, B, C consume", FIRST, time.monotonic(), shared=exact)
+        await step("A, B, C consume", FIRST, time.monotonic())
         group.kill(KILLED)
         left = [name for name in FIRST if name != KILLED]
-        await step(f"{KILLED} is killed", left, time.monotonic(), shared=exact)
+        await step(f"{KILLED} is killed", left, time.monotonic())
         await group.start(LATE)
-        await step(f"{LATE} joins", [*left, LATE], time.monotonic(), shared=exact)
-    if not exact:
-        tell("  (This RabbitMQ is older than 4.0: a shard stays where it is until its consumer ends.)")
+        await step(f"{LATE} joins", [*left, LATE], time.monotonic())
     return faults
-
-
-def is_settled(had: dict[str, str], members: Sequence[str], *, shared: bool) -> bool:
-    """Return whether all shards are with these members; if `shared`, also evenly."""
-    if shared:
-        return is_balanced(had, len(QUEUES), members)
-    return set(had) == set(QUEUES) and set(had.values()) <= set(members)
 
 
 def shards_of(had: dict[str, str], name: str) -> str:
