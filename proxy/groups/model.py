@@ -78,7 +78,7 @@ _S, _E, _A = LinkState, LinkEvent, LinkAction
 TABLE: Final[dict[tuple[LinkState, LinkEvent], tuple[LinkState, LinkAction]]] = {
     (_S.NONE, _E.WANT): (_S.OPENING, _A.SUBSCRIBE),
     (_S.OPENING, _E.CONSUMING): (_S.OPEN, _A.NOTHING),
-    (_S.OPENING, _E.LET_GO): (_S.CLOSING, _A.CLOSE),
+    (_S.OPENING, _E.LET_GO): (_S.LEAVING, _A.CANCEL),
     (_S.OPENING, _E.GIVE_UP): (_S.CLOSING, _A.CLOSE),
     (_S.OPENING, _E.CANCELLED): (_S.CLOSING, _A.CLOSE),
     (_S.OPENING, _E.REFUSED): (_S.NONE, _A.NOTHING),
@@ -88,6 +88,7 @@ TABLE: Final[dict[tuple[LinkState, LinkEvent], tuple[LinkState, LinkAction]]] = 
     (_S.OPEN, _E.CANCELLED): (_S.CLOSING, _A.CLOSE),
     (_S.OPEN, _E.REFUSED): (_S.NONE, _A.NOTHING),
     (_S.OPEN, _E.LOST): (_S.NONE, _A.NOTHING),
+    (_S.LEAVING, _E.CONSUMING): (_S.LEAVING, _A.NOTHING),
     (_S.LEAVING, _E.LET_GO): (_S.LEAVING, _A.NOTHING),
     (_S.LEAVING, _E.SETTLED): (_S.CLOSING, _A.CLOSE),
     (_S.LEAVING, _E.GIVE_UP): (_S.CLOSING, _A.CLOSE),

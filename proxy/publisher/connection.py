@@ -53,7 +53,9 @@ class Socket(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
         self.transport = transport
-        self.peer = str(Address(*transport.get_extra_info("peername")[:2]))
+        # A connection that is lost at once has no peer any more.
+        if (name := transport.get_extra_info("peername")) is not None:
+            self.peer = str(Address(*name[:2]))
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:

@@ -14,8 +14,6 @@ from tests.integration.groups import consume, deliveries, numbered, publish, sha
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
-MOVES = "moves no shard to a higher priority before 4.0"
-
 
 def group_of(sidecar: Sidecar, vhost: VirtualHost) -> Any:
     """Return what the sidecar tells of the group; None while it has no member of it."""

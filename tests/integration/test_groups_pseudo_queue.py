@@ -141,7 +141,8 @@ def test_a_user_without_configure_declares_and_consumes(
                 wire.tell(1, Basic.Ack(0, True))
                 wire.goodbye()
             else:
-                close = wire.ask(1, Basic.Consume(0, "orders"), Channel.Close)
+                wire.ask(1, Basic.Consume(0, "orders"), Basic.ConsumeOk)
+                close = wire.expect(1, Channel.Close)
                 assert close.reply_code == 403
                 assert (close.reply_text or "").endswith(r"^orders(\.[0-9]+)?$")
     finally:

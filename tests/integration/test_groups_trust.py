@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from proxy.groups.beats import Beat, MemberBeat, encode
 from tests.integration.broker_api import BrokerApi, Delivered, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import consume, sharded
@@ -23,10 +24,8 @@ CLOUD_EVENT = {"specversion": "1.0", "id": "e", "source": "/s", "type": "t", "pa
 
 def forged() -> bytes:
     """Return a beat of a sidecar that does not exist, with three members."""
-    ghost = {"client": "ghost", "since": 1.0, "stalled": False, "leaving": False, "prefetch": 10, "shards": {}}
-    members = [{"id": f"ghost{n}"} | ghost for n in range(3)]
-    about = {"version": 5, "sidecar": "evil", "host": "pod-x", "number": int(time.time() * 1000), "every": 60}
-    return json.dumps(about | {"members": members}).encode()
+    members = tuple(MemberBeat(f"ghost{n}", "ghost", 1.0, prefetch=10) for n in range(3))
+    return encode(Beat("evil", int(time.time() * 1000), "pod-x", "evil's queue", "ring", None, members))
 
 
 @pytest.fixture

@@ -273,6 +273,7 @@ def test_each_row_of_the_table_of_links_is_taken_here_or_by_a_session() -> None:
         *((state, LinkEvent.CANCELLED) for state in LinkState if state is not LinkState.NONE),
         *((state, LinkEvent.REFUSED) for state in (LinkState.OPEN, LinkState.LEAVING, LinkState.CLOSING)),
         *((LinkState.CLOSING, event) for event in (LinkEvent.CONSUMING, LinkEvent.LET_GO, LinkEvent.GIVE_UP)),
+        (LinkState.LEAVING, LinkEvent.CONSUMING),
         *((state, LinkEvent.LET_GO) for state in (LinkState.OPENING, LinkState.LEAVING)),
         *((state, LinkEvent.GIVE_UP) for state in (LinkState.OPENING, LinkState.LEAVING)),
     }
