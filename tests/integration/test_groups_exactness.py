@@ -187,24 +187,20 @@ def test_shards_with_messages_of_several_priorities_are_told(
 
 @pytest.mark.versions
 def test_an_exact_group_takes_members_where_exact_is_required(
-    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:
     sharded(vhost)
     sidecar = start_sidecar(groups="orders", groups_require="exact")
     with client.session(sidecar.amqp_port, vhost.name) as wire:
         wire.channel(1, confirm=False)
-        if is_old(broker):
-            wire.ask(1, Basic.Consume(0, "orders"), Channel.Close)
-            wire.tell(1, Channel.CloseOk())
-        else:
-            consume(wire, 1)
-            assert told(sidecar, vhost)["exact"] is True
+        consume(wire, 1)
+        assert told(sidecar, vhost)["exact"] is True
         wire.goodbye()
 
 
 @pytest.mark.versions
 def test_members_of_different_prefetches_are_told_and_refused_where_exact_is_required(
-    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:
     """What comes back after two of them end one after the other is out of order: see test_broker_returns.py."""
     sharded(vhost)
@@ -226,8 +222,6 @@ def test_members_of_different_prefetches_are_told_and_refused_where_exact_is_req
 
             wait_until("both prefetches", mixed)
             assert sidecar.metric("ringproxy_group_prefetches", exchange="orders") == 2
-    if is_old(broker):
-        return  # which no sidecar calls exact anyway
     with client.session(strict.amqp_port, vhost.name) as wire:
         for channel, prefetch in ((1, 20), (2, 5)):
             wire.channel(channel, confirm=False)

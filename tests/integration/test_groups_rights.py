@@ -72,7 +72,7 @@ def test_a_member_without_a_right_is_told_to_be_granted_read(
         if read == "^orders\\.[0-9]+$" and not broker.version.startswith("4.3"):
             wire.expect(1, Basic.ConsumeOk)  # it tells everybody that there is no queue of that name
         else:
-            if read == "^orders$":
+            if read == "^orders$" or not broker.version.startswith("4.3"):
                 wire.expect(1, Basic.ConsumeOk)  # the member is let in, and then the broker refuses its links
             text = refused(wire, 1, 403)
             assert text == f"ACCESS_REFUSED - group 'orders' refused for user 'billing': {NEEDED}"
