@@ -70,4 +70,6 @@ async def compared(jobs: Jobs, folder: Path, vhost: str) -> None:
         jobs.expect("sample", f"{figure.what} is within its interval: {figure}", figure.agrees, True)
     hot = hottest(skew, EXCHANGE)
     jobs.expect("sample", "hottest key", hot["key"], hot_key().encode())
-    jobs.expect("sample", "no weight can fix the hottest key", hot["unfixable"], True)
+    # The sample's interval of its share may have the fair share within it, and then the page says "maybe".
+    may = hot["unfixable"] or hot["maybe_unfixable"]
+    jobs.expect("sample", "no weight can fix the hottest key, or maybe none can", may, True)
