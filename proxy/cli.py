@@ -180,7 +180,7 @@ def _add_topology(command: argparse.ArgumentParser) -> None:
 
 def _add_settings(command: argparse.ArgumentParser, names: tuple[str, ...] | None = None) -> None:
     """Add a flag for each of these settings, for all if none are named; the command has its other arguments already."""
-    # Of all flags the usage would fill the terminal, and hide what the command needs.
+    # A usage with all flags would fill the terminal, and hide what the command needs.
     usage = command.format_usage().removeprefix("usage: ").rstrip()
     command.usage = usage.replace("[-h]", "[-h] [--config FILE] [--SETTING VALUE ...]", 1)
     text = "TOML file of settings; the environment and flags win over it (default: the variable RINGPROXY_CONFIG)"

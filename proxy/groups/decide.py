@@ -78,7 +78,7 @@ class Move(NamedTuple):
 
 
 class Stance(NamedTuple):
-    """What a link's member says of the shard in beats: see `LinkBeat`."""
+    """The words of a link about its shard in beats: see `LinkBeat`."""
 
     wants: bool
     behind: str
@@ -109,7 +109,7 @@ class View:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a decision says of each shard, and what the members of this sidecar are to do."""
+    """The owner and the target of each shard, and the acts of this sidecar's members that follow."""
 
     owners: Mapping[str, str] = field(default_factory=dict)
     """The owner of each shard that has one."""

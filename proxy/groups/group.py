@@ -63,7 +63,7 @@ class Question(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """What is to be done after a look at a group."""
+    """The acts that are due after a look at a group."""
 
     steps: tuple[Step, ...] = ()
     beat: Beat | None = None
@@ -102,10 +102,10 @@ class Group:
         self._beat_at, self._is_full = now, True
         """When the next beat is due, and whether it is a full one in any case."""
         self._full_at = self._look_at = self._count_at = now
-        # Of a later group of the same exchange, so that the others do not take its first beats for late ones.
+        # Beats count from the time, or the others take the first ones of the exchange's next group for late ones.
         self._number = time.time_ns() // 1_000_000
 
-    # What this sidecar's sessions tell.
+    # News of this sidecar's sessions.
 
     def joined(self, member: Member, now: float) -> None:
         """Add a member of this sidecar."""
@@ -148,7 +148,7 @@ class Group:
         """Whether this sidecar has no member any more."""
         return not self.local
 
-    # What the ring tells.
+    # News of the ring.
 
     def follow(self, ring: Iterable[str], read_at: float, now: float) -> None:
         """Set the shards of the ring, from a reading that began at `read_at`, in monotonic seconds.
@@ -180,7 +180,7 @@ class Group:
         """The shards whose queues exist, as far as this sidecar knows, sorted."""
         return sorted(name for name, shard in self.shards.items() if not shard.missing_at)
 
-    # What the other sidecars tell.
+    # News of the other sidecars.
 
     def heard(self, beat: Beat, now: float) -> None:
         """Take a beat of any sidecar, this one included."""
