@@ -112,7 +112,7 @@ async def test_joins_leaves_and_moves_are_told_and_shards_stand_by_their_numbers
         return connection
 
     def told(text: str) -> bool:
-        return bool(re.search(rf"group 'orders', virtual host {vhost.name!r}: .*{text}", sidecar.log()))
+        return bool(re.search(rf"group 'orders', virtual host {re.escape(repr(vhost.name))}: .*{text}", sidecar.log()))
 
     def shown() -> str:
         return show(sidecar.admin_url, vhost.name, "orders", as_json=False)
