@@ -181,6 +181,11 @@ def _listener(
     settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts, groups: "Groups | None"
 ) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
+    attend = None
+    if groups is not None:
+        from proxy.groups.consuming.attendant import Attending
+
+        attend = Attending(groups)
     shared = Shared(
         tables,
         sync,
@@ -189,7 +194,7 @@ def _listener(
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
         counts.amqp_latency.add,
         settings.confirm_timeout,
-        groups,
+        attend,
     )
     return Listener(shared, settings.max_sessions)
 

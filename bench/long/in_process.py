@@ -16,14 +16,16 @@ from struct import pack
 from bench import BenchError
 from bench.tables import table
 from bench.world import World, compiled_environment
+from proxy.groups.consuming import consumer, links
+from proxy.groups.consuming.hidden import Consumer
+from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.groups.model import LinkState, Member
 from proxy.journal.buffer import Filled, Journal
 from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
-from proxy.session import broker_loop, client_loop, consuming, links
+from proxy.session import broker_loop, client_loop
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.hidden import Consumer
 from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
@@ -133,7 +135,8 @@ def _connection(slots: int) -> Connection:
     router.put(("/", "orders"), entry)
     journal = _journal(slots) if slots else None
     tables = RouteTables(router, Selection(["*"], [], []), CounterTable(), lambda _: "", lambda _: None, journal)
-    made = Connection(tables.table, lambda _: None, frozenset(), lambda vhost, name: True)
+    made = Connection(tables.table, lambda _: None, frozenset())
+    made.interceptor = GroupInterceptor(made, lambda vhost, name: True)
     made.phase, made.frame_max, made.handshake.vhost = Phase.RUNNING, 1 << 17, "/"
     made.table = tables.table("/", None)
     made.routes = made.table.routes
@@ -144,15 +147,16 @@ def _connection(slots: int) -> Connection:
 
 def _join(connection: Connection) -> list[int]:
     """Have the client's channel begin a member that consumes from eight shards; return their hidden channels."""
-    own, channel = links.consuming_of(connection), connection.channels[1]
-    numbering = consuming.numbering_of(connection, channel)
+    own, channel = connection.interceptor, connection.channels[1]
+    assert isinstance(own, GroupInterceptor)
+    numbering = consumer.begun(own, channel)
     numbering.start()
-    own.open(101, 9)
+    own.opened(101, 9)
     member = Member("id", "/", "orders", 1, b"consumer")
-    consumer = own.consumers[member] = Consumer(member, channel, numbering, b"")
+    joined = own.consumers[member] = Consumer(member, channel, numbering, b"")
     for n in range(8):
-        links.open_link(connection, consumer, f"orders.{n}")
-    own.take_due()
+        links.open_link(own, joined, f"orders.{n}")
+    connection.to_broker.take_due()
     for link in member.links.values():
         link.state = LinkState.OPEN
     return [link.channel for link in member.links.values()]

@@ -17,10 +17,8 @@ class Wait(Enum):
     """A publish behind a declaration on its channel waits for the -ok."""
     BEING_CLOSED = "the broker has not closed the channel's number yet"
     """A channel.open waits for the close-ok of the channel that has its number."""
-    JOINING = "it is not known yet whether a queue has the name"
-    """A basic.consume on a name that may be a group's waits until its member has joined."""
-    NAMED = "it is not known yet whether the name is a queue's or a group's"
-    """Another method on a name that may be a group's waits until its question is decided."""
+    INTERCEPTED = "it is not known yet whether a queue has the name"
+    """A method on a queue's name waits until the interceptor knows what the name stands for."""
 
 
 Awaited = Unread | Wait

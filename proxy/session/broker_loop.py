@@ -11,18 +11,16 @@ from typing import Final
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
-from proxy.session import channel_zero, closing, delivering, links, methods, placement, returns
+from proxy.session import channel_zero, closing, methods, placement, returns
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.handshake import MOST_FRAME_MAX
-from proxy.session.hidden import HiddenChannel
 from proxy.session.reads import run
 from proxy.session.returned import Read
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, OVERHEAD, Fault, u32, u64
 
 _METHODS: Final = methods.FROM_BROKER
-_CONSUMING: Final = methods.CONSUMING_FROM_BROKER
 _CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
 _ABANDONED: Final = ChannelState.ABANDONED.value
 _LOOK_EVERY: Final = 16
@@ -44,7 +42,7 @@ def from_broker(c: Connection, data: bytes) -> None:
         _take(c, data)
         if c.republishing.parking:
             _settle(c)
-        links.flush(c)
+        c.to_broker.flush()
     except (StructError, IndexError, Fault) as error:
         raise BrokerFault(f"a frame that cannot be read: {error}") from None
 
@@ -78,8 +76,8 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
     if way.rest:
         data, way.rest = way.rest + data, b""
     out, returning, parking = way.out, own.returning, own.parking
-    consuming = c.consuming
-    sources = consuming.sources if consuming is not None and consuming.sources else None
+    interceptor = c.interceptor
+    sources = interceptor.sources if interceptor is not None and interceptor.sources else None
     size, until = len(data), c.turn_ends
     looked: i64 = 0
     i = start = 0
@@ -110,24 +108,24 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
         channel = channels.get(number)
         replaced: bytes | None = None
         source = sources.get(number) if sources is not None else None
-        busy = source.numbering.busy if source is not None else None
-        if source is not None and end > size and ((busy is not None and busy is not source) or source.numbering.held):
+        busy = source.merge.busy if source is not None else None
+        if source is not None and end > size and ((busy is not None and busy is not source) or source.merge.held):
             break  # what waits for the end of a content waits whole, and so does what it waits for
         if source is not None and busy is not None and busy is not source:
-            source.numbering.hold(data[i:end])
+            source.merge.hold(data[i:end])
             way.frames -= 1  # it counts once it is taken again
             replaced = b""
-        elif isinstance(source, HiddenChannel):
+        elif source is not None and source.is_hidden and interceptor is not None:
             if kind == BODY and source.passing:
                 # The rest of the frame passes as it comes.
-                delivering.body(source, length)
+                source.body(length)
                 if start < i:
                     out.append(run(data, start, i))
                 out.append(source.body_start + data[i + 3 : i + 7])
                 start = i + 7
             else:
                 if kind == METHOD and not source.left:
-                    stop, frames, delivered = delivering.whole(c, source, data, i, size)
+                    stop, frames, delivered = interceptor.deliveries(source, data, i, size)
                     if frames:
                         if start < i:
                             out.append(run(data, start, i))
@@ -135,7 +133,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
                         way.frames += frames
                         i = start = stop
                         continue
-                replaced = delivering.hidden_frame(c, source, kind, data, i, end)
+                replaced = interceptor.hidden_frame(source, kind, data, i, end)
         elif channel is not None and channel.state >= _ABANDONED:
             replaced = closing.too_late(c, channel, kind, data, i, end)
         elif kind == METHOD:
@@ -143,8 +141,10 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             if channel is not None:
                 if method in _CONFIRMS:
                     replaced = _answered(c, channel, method, data, i)
-                elif (handler := _METHODS.get(method) or (_CONSUMING.get(method) if source else None)) is not None:
+                elif (handler := _METHODS.get(method)) is not None:
                     replaced = handler(c, channel, method, data, i, end)
+                elif source is not None and interceptor is not None:
+                    replaced = interceptor.from_broker(channel, method, data, i, end)
             elif not number:
                 replaced = channel_zero.from_broker(c, method, data, i, end)
             elif number == own.number and own.begun:
@@ -154,13 +154,13 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             replaced = take(c, channel, data, i, end)
         elif number == own.number and own.begun:
             replaced = returns.on_own_channel(c, kind, data, i, end)
-        if source is None and consuming is not None and number > own.number > 0:
+        if source is None and interceptor is not None and number > own.number > 0:
             # RabbitMQ 4.0 says again and again that it has closed a channel, until it has read the close-ok.
             replaced = b""
         if parking and channel is not None:
             returns.note_delivery(channel, kind, replaced, data, i, end)
-        if source is not None and channel is not None and replaced != b"":
-            replaced = delivering.own_frame(c, source.numbering, kind, replaced, data, i, end)
+        if source is not None and channel is not None and interceptor is not None and replaced != b"":
+            replaced = interceptor.own_frame(source, kind, replaced, data, i, end)
         way.frames += 1
         if own.released:
             # The answers that waited go out right behind the frame that has decided them.
@@ -173,17 +173,17 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             start = end
         if end > size:
             way.skip, way.dropping = end - size, replaced is not None
-            if busy is not None and busy.numbering.busy is None:
-                way.own += busy.numbering.take_told()
+            if busy is not None and busy.merge.busy is None:
+                way.own += busy.merge.take_told()
             i = size
             break
         i = end
-        if busy is not None and busy.numbering.busy is None and busy.numbering.waits:
+        if busy is not None and busy.merge.busy is None and busy.merge.waits:
             # A content has come to its end, for which others have waited.
             if start < i:
                 out.append(run(data, start, i))
-            out += busy.numbering.take_told()
-            data, i, start = busy.numbering.take_held() + data[i:], 0, 0
+            out += busy.merge.take_told()
+            data, i, start = busy.merge.take_held() + data[i:], 0, 0
             size = len(data)
         if not number and c.phase >= Phase.CLOSED:
             break

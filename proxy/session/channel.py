@@ -8,7 +8,7 @@ from mypy_extensions import i64
 
 from proxy.session.backlog import Backlog
 from proxy.session.confirms import Confirms, PublishNote
-from proxy.session.numbering import Numbering
+from proxy.session.merging import Merge
 from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, QUEUE_DECLARE_OK, U16
 
@@ -59,7 +59,7 @@ class Channel:
 
     __slots__ = (
         "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
-        "id", "key", "last_queue", "late", "left", "method_start", "naming", "nonce", "numbering", "owed_close_ok",
+        "id", "key", "last_queue", "late", "left", "merge", "method_start", "naming", "nonce", "owed_close_ok",
         "pending", "refusal", "reopening", "routed", "sampled", "sampled_at", "state", "transactional",
         "used_otherwise", "withheld",
     )  # fmt: skip
@@ -120,8 +120,8 @@ class Channel:
         """
         self.late: list[bytes] = []
         """The broker's -oks that wait until no message is on its way again, since their meaning depends on it."""
-        self.numbering: Numbering | None = None
-        """The delivery tags of the channel, once its client consumes where the setting `groups` is not empty."""
+        self.merge: Merge | None = None
+        """The contents that come together on the channel, where an interceptor may send some of its own; else None."""
         self.sampled = 0
         """The number of the publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0

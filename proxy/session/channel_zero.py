@@ -94,8 +94,8 @@ def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> by
         # From here on publishes are routed.
         c.open(c.handshake.cluster)
         c.republishing.number = c.handshake.spare
-        if c.consuming is not None:
-            c.consuming.open(c.handshake.spare + 1, c.handshake.hidden)
+        if c.interceptor is not None:
+            c.interceptor.opened(c.handshake.spare + 1, c.handshake.hidden)
         c.enter(Phase.RUNNING)
     return replaced
 

@@ -42,7 +42,6 @@ from proxy.wire.frames import (
 )
 
 _METHODS: Final = methods.FROM_CLIENT
-_CONSUMING: Final = methods.CONSUMING_FROM_CLIENT
 _OPEN: Final = ChannelState.OPEN.value
 _REFUSING: Final = ChannelState.REFUSING.value
 _LEAST_METHOD: Final = OVERHEAD + 4
@@ -97,7 +96,7 @@ def resume(c: Connection) -> None:
         return
     for channel in list(waiting.channels.values()):
         backlog = channel.backlog
-        if backlog is None or not may_go_on(channel, backlog) or (way.skip and channel is not inside):
+        if backlog is None or not may_go_on(channel, backlog, c.interceptor) or (way.skip and channel is not inside):
             continue
         if way.skip:
             # The body frame is taken from its beginning, so the proxy's own frames need not wait for its end.
@@ -135,7 +134,7 @@ def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
 def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one loop, for speed
     """Take frames, but leave those for the next turn that are not taken by the time `until`, monotonic."""
     way, waiting, channels = c.to_broker, c.waiting, c.channels
-    due = c.consuming.due if c.consuming is not None else None
+    due = way.due
     out = way.out
     size, limit = len(data), c.frame_max + SLACK - OVERHEAD
     i = start = 0
@@ -202,8 +201,8 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
                 raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
             if waiting.held is not None and channel is not None:
                 replaced = _withhold(c, channel, data[i:end])
-            if due and c.consuming is not None:
-                replaced = (data[i:end] if replaced is None else replaced) + c.consuming.take_due()
+            if due:
+                replaced = (data[i:end] if replaced is None else replaced) + way.take_due()
             frames += 1
             if replaced is not None:
                 if start < i:
@@ -255,10 +254,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
     method = u32(data, i + 7)
     if method != BASIC_PUBLISH:
-        handler = _METHODS.get(method)
-        if handler is None:
-            return _other_method(c, channel, method, data, i, end)
-        return handler(c, channel, method, data, i, end)
+        return _other_method(c, channel, method, data, i, end)
     at = i + 14 + data[i + 13] if end - i >= _LEAST_PUBLISH else end
     stop = at + 1 + data[at] if at < end - 2 else 0
     if stop != end - 2:
@@ -287,9 +283,14 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 
 
 def _other_method(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a method that is of interest only where clients may consume from groups."""
-    channel.used_otherwise = True
-    handler = _CONSUMING.get(method) if c.consuming is not None else None
+    """Take any method but basic.publish, of which the interceptor is asked first."""
+    handler = _METHODS.get(method)
+    if handler is None:
+        channel.used_otherwise = True
+    if c.interceptor is not None:
+        replaced = c.interceptor.from_client(channel, method, data, i, end)
+        if replaced is not None or c.waiting.held is not None:
+            return replaced
     return handler(c, channel, method, data, i, end) if handler is not None else None
 
 

@@ -3,7 +3,6 @@
 After this proxy's own Close only Close and Close-Ok count, in either direction.
 """
 
-from proxy.session import links
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
@@ -11,7 +10,7 @@ from proxy.session.events import Missing, NoQueue, Refused, Stale
 from proxy.session.reads import frames
 from proxy.session.reopening import may_reopen, reopen, rest_of_content
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
-from proxy.settings.rights import to_lanes
+from proxy.settings.rights import TO_CONSUME_FROM_A_RING, to_lanes
 from proxy.topology.bindings import RING_TYPES
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -199,7 +198,7 @@ def refuse_channel(c: Connection, channel: Channel, code: int, text: str, method
     """
     if goodbye := refusal(c, channel, code, text, method):
         c.to_broker.insert(goodbye)
-    links.flush(c)
+    c.to_broker.flush()
 
 
 def refusal(c: Connection, channel: Channel, code: int, text: str, method: int) -> bytes:
@@ -209,10 +208,15 @@ def refusal(c: Connection, channel: Channel, code: int, text: str, method: int) 
     channel.enter(ChannelState.REFUSING)
     channel.refusal = close_frame(channel.id, code, text, method)
     c.events.append(Refused(code, text, channel))
-    links.end_channel(c, channel)
+    _ends(c, channel)
     if channel.withheld:
         channel.withheld, channel.expect = False, EXPECT_METHOD
     return _goodbye(channel) if channel.expect == EXPECT_METHOD else b""
+
+
+def _ends(c: Connection, channel: Channel) -> None:
+    if c.interceptor is not None:
+        c.interceptor.channel_ends(channel)
 
 
 def _goodbye(channel: Channel) -> bytes:
@@ -301,7 +305,7 @@ def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, en
 def client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take the client's channel.close, which passes."""
     channel.enter(ChannelState.CLOSING)
-    links.end_channel(c, channel)
+    _ends(c, channel)
 
 
 def client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
@@ -334,7 +338,7 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
             return reopen(c, channel, text.decode(errors="replace"))
     # In the midst of a content this proxy's has not gone out yet, and the broker's closes the channel as well.
     channel.enter(ChannelState.CLOSED)
-    links.end_channel(c, channel)
+    _ends(c, channel)
     channel.routed = False
     channel.confirms.abandon()
     channel.late.clear()
@@ -358,7 +362,7 @@ def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: by
 
 
 def _no_queue(c: Connection, channel: Channel, text: bytes, rest: bytes) -> bytes | None:
-    """Take it that a client consumes from a queue that does not exist: it may have meant a group.
+    """Take it that a client consumes from a queue that does not exist: it may have meant an exchange.
 
     Returns the broker's channel.close with a hint, if the name is known to be a hash exchange; None for the frame as it
     is.
@@ -372,8 +376,7 @@ def _no_queue(c: Connection, channel: Channel, text: bytes, rest: bytes) -> byte
     if entry is None:
         c.events.append(NoQueue(name))
     elif entry.exchange_type in RING_TYPES:
-        hint = b"; it is a hash exchange: to consume from it as a group, name it in ringproxy's setting groups"
-        return _with_hint(c, channel, NOT_FOUND, text, hint, rest)
+        return _with_hint(c, channel, NOT_FOUND, text, TO_CONSUME_FROM_A_RING, rest)
     return None
 
 
@@ -423,6 +426,7 @@ def _gone(c: Connection, channel: Channel) -> None:
     channel.confirms.abandon()
     c.republishing.returning.pop(channel, None)
     channel.enter(ChannelState.GONE)
-    links.drop_channel(c, channel)
+    if c.interceptor is not None:
+        c.interceptor.channel_gone(channel)
     if c.channels.get(channel.id) is channel:
         del c.channels[channel.id]

@@ -11,7 +11,7 @@ from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.direction import Direction
 from proxy.session.events import Event
 from proxy.session.handshake import BROKERS_TURN, Handshake
-from proxy.session.hidden import Consuming
+from proxy.session.interceptor import Interceptor
 from proxy.session.republishing import Republishing
 from proxy.session.state import TRANSITIONS, Phase
 from proxy.session.waiting import Waiting
@@ -21,8 +21,8 @@ class Connection:
     """The state of one session, from the client's first bytes to its last socket."""
 
     __slots__ = (
-        "again", "channels", "confirmed", "consuming", "crowded", "events", "frame_max", "goodbye", "handshake", "now",
-        "phase", "republishing", "routes", "table", "tables", "to_broker", "to_client", "turn_ends", "waiting",
+        "again", "channels", "confirmed", "crowded", "events", "frame_max", "goodbye", "handshake", "interceptor",
+        "now", "phase", "republishing", "routes", "table", "tables", "to_broker", "to_client", "turn_ends", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -30,16 +30,12 @@ class Connection:
         tables: Callable[[str, str | None], RouteTable],
         confirmed: Callable[[float], None],
         allowed_mechanisms: frozenset[bytes],
-        match: Callable[[str, str], bool] | None = None,
     ) -> None:
-        """`tables` gives the routes of a virtual host and a cluster; `confirmed` takes a sampled confirm's seconds.
-
-        `match` says of a virtual host and a name whether clients may consume from it as a group; None if from no name.
-        """
+        """`tables` gives the routes of a virtual host and a cluster; `confirmed` takes a sampled confirm's seconds."""
         self.tables, self.confirmed = tables, confirmed
         self.phase = Phase.HEADER
         """How far the session has come; `enter` changes it."""
-        self.handshake = Handshake(allowed_mechanisms, groups=match is not None)
+        self.handshake = Handshake(allowed_mechanisms)
         """The handshake of the two peers: its step, and the results so far."""
         self.to_broker = Direction()
         """The direction from the client to the broker."""
@@ -49,8 +45,8 @@ class Connection:
         """The client's frames that wait."""
         self.republishing = Republishing()
         """The messages that came back."""
-        self.consuming = Consuming(match) if match is not None else None
-        """The consuming from groups; None where the setting `groups` is empty."""
+        self.interceptor: Interceptor | None = None
+        """The part that takes methods out of the client's stream, set before the client's first bytes; None if none."""
         self.events: list[Event] = []
         """The events that the session has not been told of yet."""
         self.channels: dict[int, Channel] = {}

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
 from proxy.routing.route import Route
 from proxy.routing.routes import RouteTables
@@ -15,15 +14,13 @@ from proxy.session import publishing
 from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import DeclaredGroup, NoQueue, Reopened, Shadowed, Stale
+from proxy.session.events import NoQueue, Reopened, Stale
+from proxy.session.interceptor import Attendant
 from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
-
-if TYPE_CHECKING:
-    from proxy.groups.groups import Groups
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,12 @@ TELL_EVERY = 1.0
 """Seconds in which at most one line of the log tells of a virtual host's channels that were opened again."""
 
 MOST_NAMED = 1_000
-"""The most names of groups that lines of the log tell of, and of missing queues that are remembered."""
+"""The most names of missing queues that are remembered."""
+
+Attend = Callable[[Connection, Callable[[], str], Callable[[Callable[[], None]], None], Callable[[], None]], Attendant]
+"""A function that returns the attendant of a new session, from its connection and three functions: one returns the
+client's address, one calls a function and handles its defects, and one is called after each act of the attendant's own,
+to hand on what that has made, and to take up again what has waited for it."""
 
 MEANT_EVERY = 60.0
 """Seconds in which an exchange that a client may have meant by a missing queue's name is read once at most."""
@@ -52,8 +54,8 @@ class Shared:
     answer_timeout: float
     """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
     channel.open that waits for that is refused."""
-    groups: "Groups | None" = None
-    """The groups of this sidecar; None where the setting `groups` is empty."""
+    attend: Attend | None = None
+    """A function that gives each session its interceptor; None where no session has one."""
     client_bytes: int = 0
     broker_bytes: int = 0
     client_frames: int = 0
@@ -68,8 +70,6 @@ class Shared:
     (`Republishing.barred`).
     """
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
-    _named: set[tuple[str, str, type]] = field(default_factory=set)
-    """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
     _meant: dict[Name, float] = field(default_factory=dict)
     """By virtual host and name of a missing queue, the oldest first: when an exchange of that name was last to be read,
     in monotonic seconds."""
@@ -109,14 +109,6 @@ class Shared:
             del self._meant[next(iter(self._meant))]
         self._meant[name] = now
         self.sync.want(name)
-
-    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup) -> bool:
-        """Return whether the log is to tell of an event about a group's name: once for each name."""
-        key = (vhost, event.name, type(event))
-        is_first = key not in self._named and len(self._named) < MOST_NAMED
-        if is_first:
-            self._named.add(key)
-        return is_first
 
     def refresh(self, name: Name, gone: Destination | None) -> None:
         """Have a ring read again that a return has shown to be stale; many returns at once ask once."""
@@ -183,20 +175,6 @@ class Shared:
             route = c.table.once(exchange, asked) if c.table is not None else unread
             backlog.forced = route if isinstance(route, Route) else None
         return ""
-
-    async def shards_of(self, name: Name) -> tuple[str, list[str] | None]:
-        """Read the shards of an exchange that the broker has; return why that failed, or an empty string, and them.
-
-        None stands for the shards of an exchange that is no hash exchange, and where reading them failed.
-        """
-        if self.groups is None:
-            return "", None
-        try:
-            return "", await self.groups.shards(name)
-        except Absent:
-            return "the management API does not show the exchange", None
-        except NotReadable as error:
-            return str(error), None
 
     async def _same_cluster(self, c: Connection, within: float) -> bool:
         """Return whether the management API's cluster is the session's after all: it was renamed, or was asked late."""

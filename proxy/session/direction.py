@@ -6,7 +6,9 @@ from proxy.wire.frames import Piece
 class Direction:
     """The bytes from one peer to the other peer; a session has two directions, which live as long as it does."""
 
-    __slots__ = ("body_of", "cut_off", "dropping", "ended", "frames", "garbled", "more", "out", "own", "rest", "skip")
+    __slots__ = (
+        "body_of", "cut_off", "dropping", "due", "ended", "frames", "garbled", "more", "out", "own", "rest", "skip",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         """Start at a frame boundary, with nothing read or written."""
@@ -24,6 +26,8 @@ class Direction:
         """The pieces to be written next, in order."""
         self.own: list[bytes] = []
         """Frames of this proxy's that wait until the frame under way has gone out whole."""
+        self.due: list[bytes] = []
+        """Frames of this proxy's that are made while a frame of the sender's is taken, and go out right behind it."""
         self.frames = 0
         """Frames that the sender has sent since the session began."""
         self.ended = False
@@ -39,3 +43,17 @@ class Direction:
             self.own.append(frame)
         else:
             self.out.append(frame)
+
+    def take_due(self) -> bytes:
+        """Return the frames that are due, and forget them."""
+        due, self.due[:] = b"".join(self.due), []
+        return due
+
+    def flush(self) -> None:
+        """Send the frames that are due at the next boundary of a frame.
+
+        The loop over the sender's frames must not call it: that loop may be in the midst of a frame, and sends the due
+        frames itself behind that frame.
+        """
+        if self.due:
+            self.insert(self.take_due())

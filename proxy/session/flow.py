@@ -92,7 +92,7 @@ class FlowControl:
     def told(self) -> None:
         """Send the client a heartbeat if it has got nothing for a while of what the broker sends.
 
-        The broker sends no heartbeat while it sends frames on hidden channels, of which the client gets none.
+        The broker sends no heartbeat while it sends frames on hidden channels, of which the client may get none.
         """
         c = self._connection
         if c.to_client.out or c.now - self._told_at > c.handshake.heartbeat / 2 > 0:

@@ -96,9 +96,6 @@ LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 
 _MOST_CHANNELS = (1 << 16) - 1
 
-MOST_HIDDEN: Final = 1024
-"""The most channels of one connection that are kept back for links of consumer groups."""
-
 _CANCEL_NOTIFY = b"consumer_cancel_notify"
 
 MOST_FRAME_MAX: Final = 1 << 24
@@ -124,16 +121,16 @@ class Handshake:
 
     __slots__ = (
         "allowed_mechanisms", "cancel_notify", "channel_max", "cluster", "cluster_told_at", "connection_name",
-        "frame_max", "groups", "heartbeat", "hidden", "offered_channel_max", "offered_frame_max",
+        "frame_max", "heartbeat", "hidden", "kept_back", "offered_channel_max", "offered_frame_max",
         "spare", "step", "user", "vhost",
     )  # fmt: skip
 
-    def __init__(self, allowed_mechanisms: frozenset[bytes], *, groups: bool = False) -> None:
+    def __init__(self, allowed_mechanisms: frozenset[bytes], kept_back: int = 0) -> None:
         """Start with nothing agreed on; `allowed_mechanisms` are the mechanisms of LENT that the operator allows.
 
-        `groups` says whether the client may consume from groups, so that channels are kept back for that.
+        `kept_back` is how many channels an interceptor wants to have kept back from the client; 0 without one.
         """
-        self.allowed_mechanisms, self.groups = allowed_mechanisms, groups
+        self.allowed_mechanisms, self.kept_back = allowed_mechanisms, kept_back
         self.step = Step.STARTING
         """How far the handshake has come."""
         self.cluster: str | None = None
@@ -151,11 +148,11 @@ class Handshake:
         self.spare = 0
         """The number of the channel that is kept back from the client for this proxy; 0 if there is none."""
         self.hidden = 0
-        """How many channels are kept back for links of consumer groups; their numbers follow that of `spare`."""
+        """How many channels are kept back for the interceptor; their numbers follow that of `spare`."""
         self.cancel_notify = True
-        """Whether the client takes a basic.cancel of the broker's; told apart only with `groups`."""
+        """Whether the client takes a basic.cancel of the broker's; told apart only with an interceptor."""
         self.connection_name = b""
-        """The name that the client has given its connection; empty if none, and without `groups`."""
+        """The name that the client has given its connection; empty if none, and without an interceptor."""
         self.heartbeat = 0
         """Seconds between heartbeats; 0 for none."""
         self.vhost = ""
@@ -242,7 +239,7 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
         h.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
     properties, _ = table.without(data, first, stop, _inventory())
     properties += b"".join(_inventory().values())
-    if h.groups:
+    if h.kept_back:
         properties = _with_cancel_notify(h, properties)
     made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + data[stop : end - 1])
     return made if len(made) <= LEAST_FRAME_MAX else None
@@ -251,7 +248,7 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
 def _with_cancel_notify(h: Handshake, properties: bytes) -> bytes:
     """Return client properties that ask for basic.cancel of the broker's, and note whether the client's have.
 
-    Only such a cancel tells that the queue of a link was deleted.
+    Only such a cancel tells an interceptor that a queue from which it consumes was deleted.
     """
     size = len(properties)
     name = table.find(properties, 0, size, b"connection_name")
@@ -284,8 +281,8 @@ def _most_channels(h: Handshake) -> int:
 
 
 def _hidden(h: Handshake) -> int:
-    """Return how many channels are kept back for links: half of what the broker offers, or as many as are enough."""
-    return min((h.offered_channel_max or _MOST_CHANNELS) // 2, MOST_HIDDEN) if h.groups else 0
+    """Return how many channels are kept back for the interceptor: as many as it wants, or half of the broker's."""
+    return min((h.offered_channel_max or _MOST_CHANNELS) // 2, h.kept_back)
 
 
 def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:

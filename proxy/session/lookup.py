@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 from proxy.routing.counters import NOWHERE
-from proxy.session import broker_loop, client_loop, closing, pseudo_queue, publishing
+from proxy.session import broker_loop, client_loop, closing, publishing
 from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.waiting import may_go_on
 from proxy.topology.table import Unread
-from proxy.wire.frames import BASIC_CONSUME, CONNECTION_FORCED, INTERNAL_ERROR
+from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
 
 
 class Waiter:
@@ -102,41 +102,20 @@ class Waiter:
         if not isinstance(awaited, Wait):
             return await self._shared.resolve(self._connection, channel, backlog, awaited, asked)
         within = self._shared.answer_timeout
-        if awaited in (Wait.JOINING, Wait.NAMED):
+        if awaited is Wait.INTERCEPTED:
             within += self._shared.lookup_timeout
         while True:
             try:
                 async with asyncio.timeout(asked + within - time.monotonic()):
-                    if awaited is Wait.NAMED:
-                        await self._tell_shards(channel, backlog)
                     await self._moved(channel, backlog)
                     return ""
             except TimeoutError:
-                if may_go_on(channel, backlog):
+                if may_go_on(channel, backlog, self._connection.interceptor):
                     return ""  # all that is due is the end of the client's frame
                 if awaited is not Wait.BEING_CLOSED or not channel.away:
                     return f"{awaited.value} within {within:g} s"
             # A message of the number's last channel is on its way again, which has a limit of its own.
             asked = time.monotonic()
-
-    async def _tell_shards(self, channel: Channel, backlog: Backlog) -> None:
-        """Tell the question that a backlog waits for the shards of its exchange, once it has come so far."""
-        c = self._connection
-        while (question := pseudo_queue.awaits_shards(channel)) is None:
-            if not c.running or channel.backlog is not backlog:
-                return
-            self.heard.clear()
-            await self.heard.wait()
-        why, shards = await self._shared.shards_of((c.vhost, question.name))
-        c.now = time.monotonic()
-        if not c.running or channel.backlog is not backlog:
-            return
-        if why:
-            pseudo_queue.not_found(c, channel, question, why)
-        else:
-            pseudo_queue.found(c, channel, question, shards)
-        client_loop.resume(c)
-        self._hand_on()
 
     async def _taken(self, channel: Channel, backlog: Backlog) -> None:
         """Take the frames of a backlog, and return once they have been taken or dropped.
@@ -160,12 +139,8 @@ class Waiter:
         if awaited is Wait.BEING_CLOSED:
             closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
             return
-        if awaited is Wait.JOINING:
-            closing.refuse_channel(c, channel, INTERNAL_ERROR, f"no consumer could be made: {why}", BASIC_CONSUME)
-            return
-        if awaited is Wait.NAMED:
-            if channel.numbering is not None and channel.numbering.question is not None:
-                pseudo_queue.not_found(c, channel, channel.numbering.question, why)
+        if awaited is Wait.INTERCEPTED and c.interceptor is not None:
+            c.interceptor.refuse(channel, why)
             return
         exchange = publishing.held_publish(channel)
         name = (c.vhost, exchange.decode(errors="replace"))

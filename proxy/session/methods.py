@@ -8,7 +8,7 @@ pass as they are. Channel 0 has no rows: `channel_zero` has its methods.
 from collections.abc import Callable
 from typing import Final
 
-from proxy.session import channel_zero, closing, consuming, pseudo_queue, reopening, requests, returns, settling
+from proxy.session import channel_zero, closing, reopening, requests, returns
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.wire import frames
@@ -24,10 +24,10 @@ FROM_CLIENT: Final[dict[int, Handler]] = {
     frames.EXCHANGE_DELETE: requests.declare,
     frames.EXCHANGE_BIND: requests.declare,
     frames.EXCHANGE_UNBIND: requests.declare,
-    frames.QUEUE_DECLARE: pseudo_queue.take,
-    frames.QUEUE_BIND: pseudo_queue.take,
-    frames.QUEUE_UNBIND: pseudo_queue.take,
-    frames.QUEUE_DELETE: pseudo_queue.take,
+    frames.QUEUE_DECLARE: requests.declare,
+    frames.QUEUE_BIND: requests.declare,
+    frames.QUEUE_UNBIND: requests.declare,
+    frames.QUEUE_DELETE: requests.declare,
     frames.CONFIRM_SELECT: requests.select,
     frames.TX_SELECT: requests.select,
     frames.TX_COMMIT: requests.end_transaction,
@@ -35,20 +35,6 @@ FROM_CLIENT: Final[dict[int, Handler]] = {
     **dict.fromkeys(channel_zero.METHODS, channel_zero.misplaced),
 }
 """The functions for methods that a client sends on a channel that is open, or that one side has closed."""
-
-CONSUMING_FROM_CLIENT: Final[dict[int, Handler]] = {
-    frames.BASIC_CONSUME: consuming.consume,
-    frames.BASIC_CANCEL: consuming.cancel,
-    frames.BASIC_QOS: consuming.qos,
-    frames.BASIC_GET: pseudo_queue.take,
-    frames.QUEUE_PURGE: pseudo_queue.take,
-    frames.BASIC_ACK: settling.settle,
-    frames.BASIC_NACK: settling.settle,
-    frames.BASIC_REJECT: settling.settle,
-    frames.BASIC_RECOVER: settling.recover,
-    frames.BASIC_RECOVER_ASYNC: settling.recover,
-}
-"""The further functions for a client's methods where the setting `groups` is not empty."""
 
 FROM_BROKER: Final[dict[int, Handler]] = {
     # basic.ack and basic.nack are the broker's loop's own: `broker_loop`.
@@ -68,11 +54,3 @@ FROM_BROKER: Final[dict[int, Handler]] = {
     frames.BASIC_RETURN: returns.begin,
 }
 """The functions for methods that the broker sends on a channel of the client's."""
-
-CONSUMING_FROM_BROKER: Final[dict[int, Handler]] = {
-    frames.BASIC_CONSUME_OK: consuming.consume_ok,
-    frames.BASIC_CANCEL: consuming.cancelled,
-    frames.BASIC_CANCEL_OK: consuming.cancel_ok,
-    frames.BASIC_GET_EMPTY: consuming.get_empty,
-}
-"""The further functions for the broker's methods where the setting `groups` is not empty."""

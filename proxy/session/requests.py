@@ -6,7 +6,7 @@ a nowait bind the management API missed it 58 times of 60, measured).
 
 from typing import NamedTuple
 
-from proxy.session import closing, returns
+from proxy.session import returns
 from proxy.session.channel import Channel, Pending
 from proxy.session.connection import Connection
 from proxy.session.events import Declared
@@ -28,7 +28,6 @@ from proxy.wire.frames import (
     EXCHANGE_DELETE_OK,
     EXCHANGE_UNBIND,
     EXCHANGE_UNBIND_OK,
-    PRECONDITION_FAILED,
     QUEUE_BIND,
     QUEUE_BIND_OK,
     QUEUE_DECLARE,
@@ -109,14 +108,7 @@ def meant(channel: Channel, queue: bytes) -> bytes:
 
 
 def select(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take confirm.select or tx.select: from now on the broker answers publishes.
-
-    A channel that consumes from a group has its acks on other channels of the broker's, where no transaction has them.
-    """
-    numbering = channel.numbering
-    if method == TX_SELECT and numbering is not None and numbering.started:
-        text = "a channel that consumes from a group cannot have transactions"
-        return closing.refusal(c, channel, PRECONDITION_FAILED, text, method)
+    """Take confirm.select or tx.select: from now on the broker answers publishes."""
     channel.select(transactional=method == TX_SELECT)
     return None
 

@@ -138,8 +138,8 @@ def place_parked(c: Connection) -> None:
     for exchange in c.republishing.parking.exchanges:
         while (parked := c.republishing.parking.first(exchange)) is not None and parked.unread is None:
             message = parked.message
-            numbering = message.channel.numbering
-            inside = message.channel.coming or (numbering is not None and numbering.busy is not None)
+            merge = message.channel.merge
+            inside = message.channel.coming or (merge is not None and merge.busy is not None)
             if inside or c.phase > Phase.LEAVING:
                 break
             stop = len(parked.header) - 1

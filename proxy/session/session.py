@@ -7,18 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from proxy.session import broker_loop, client_loop, closing, consuming, group_events, links, time_limits
+from proxy.session import broker_loop, client_loop, closing, time_limits
 from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.direction import Direction
 from proxy.session.end import SHUTTING_DOWN, End
-from proxy.session.events import Declared, Left, Missing, NoQueue, Refused, Reopened, Stale
+from proxy.session.events import Declared, Missing, NoQueue, Refused, Reopened
 from proxy.session.flow import FlowControl
-from proxy.session.group_actions import GroupActions
 from proxy.session.handshake import is_protocol_header
+from proxy.session.interceptor import Attendant
 from proxy.session.lookup import Waiter
-from proxy.session.requeue_timer import RequeueTimer
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase
 from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
@@ -41,8 +40,7 @@ class Session:
         self.end: End | None = None
         self.client, self.broker = PeerSocket(self), PeerSocket(self)
         self.client.other, self.broker.other = self.broker, self.client
-        match = shared.groups.match if shared.groups is not None else None
-        self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms, match)
+        self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms)
         self.connection.republishing.barred = shared.without_spare
         self._loop = asyncio.get_running_loop()
         self._head = b""
@@ -50,17 +48,21 @@ class Session:
         self._seen = Phase.HEADER
         """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
-        self._consumed = False
-        """Whether all members have left their groups, as this proxy shuts down, and nothing of theirs is unacked."""
+        self._draining = False
+        """Whether this proxy shuts down."""
+        self._held = False
+        """Whether the session is to close, and its attendant does not let it yet."""
         self._resting: set[PeerSocket] = set()
         """The sockets that are not read until other sessions have had a turn."""
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
-        if self.connection.consuming is not None and shared.groups is not None:
-            self.connection.consuming.consumer_timeout = round(shared.groups.consumer_timeout * 1000)
-        self._requeue_timer = RequeueTimer(self.connection, guarded=self._guarded, go_on=self._go_on)
-        self._actions = GroupActions(self.connection, lambda: self._guarded(self._acted))
+        self._attendant = Attendant()
+        if shared.attend is not None:
+            c = self.connection
+            acted = partial(self._guarded, self._acted)
+            self._attendant = shared.attend(c, lambda: self.client.peer, self._guarded, acted)
+            c.interceptor, c.handshake.kept_back = self._attendant.interceptor, self._attendant.kept_back
         self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -79,7 +81,7 @@ class Session:
             if peer is self.broker:
                 self._shared.broker_bytes += len(data)
                 self._from_broker(data)
-                if c.consuming is not None:
+                if c.interceptor is not None:
                     self._flow.told()
                 if self._flow.is_paused:
                     self._from_client(b"")
@@ -236,16 +238,14 @@ class Session:
         """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
-        if c.consuming is not None and c.consuming.draining and not self._consumed and not c.consuming.unacked:
-            self._consumed = True
+        if self._held and self._attendant.may_close:
+            self._held = False
             self.drain()
             return
         if c.waiting.channels or c.republishing.parking:
             self._waiter.begin()
         self._flow.pace()
         self._deadlines.watch()
-        if c.consuming is not None:
-            self._requeue_timer.watch()
         seen, self._seen = self._seen, c.phase
         if seen < Phase.RUNNING and c.opened:
             self._within(None, End.BROKER)
@@ -260,7 +260,7 @@ class Session:
             self._refused()
 
     def _acted(self) -> None:
-        """Hand on what the groups have had the session do for a member, and let its channel go on if it has waited."""
+        """Hand on what the attendant has done, and let channels go on that have waited for it."""
         c = self.connection
         c.now = time.monotonic()
         if c.waiting.channels:
@@ -281,6 +281,7 @@ class Session:
         c = self.connection
         if c.events:
             self._do()
+        self._attendant.go_on()
         self.broker.write(c.to_broker.out)
         self.client.write(c.to_client.out)
         if c.to_broker.more:
@@ -320,10 +321,8 @@ class Session:
                 if event.channel is not None:
                     self._deadlines.watch_close(event.channel)
                 log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
-            elif isinstance(event, Stale):
-                self._shared.refresh(event.name, event.destination)
             else:
-                group_events.handle(event, c, self._shared, self._actions, self.client.peer)
+                self._shared.refresh(event.name, event.destination)
 
     def _count_refusal(self, code: int) -> None:
         self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
@@ -343,13 +342,11 @@ class Session:
     def drain(self) -> None:
         """Take no more of the client, and close the connection once the broker has answered what was sent.
 
-        A client that consumes from groups is read on, until it has acked what it got.
+        The client is read on for as long as its attendant does not let the session close.
         """
         c = self.connection
-        if c.running and c.consuming is not None and not self._consumed:
-            self._leave_groups()
-            if not self._consumed:
-                return
+        if c.running and not self._may_close():
+            return
         if c.phase in (Phase.DRAINING, Phase.LEAVING):
             return  # which end it as well
         if c.phase > Phase.LEAVING:
@@ -369,12 +366,15 @@ class Session:
         self._flow.keep_alive()
         self._go_on()
 
-    def _leave_groups(self) -> None:
-        """Have all members leave; the drain goes on once their client has settled what it got."""
-        consuming.leave_all(self.connection)
-        self._consumed = not links.consuming_of(self.connection).unacked
-        if not self._consumed:
+    def _may_close(self) -> bool:
+        """Return whether the attendant lets the session close; if not, `_go_on` asks again."""
+        if not self._draining:
+            self._draining = True
+            self._attendant.drain()
+        self._held = not self._attendant.may_close
+        if self._held:
             self._go_on()
+        return not self._held
 
     def _end_drain(self) -> None:
         """Close the connection once nothing of what was published can come back any more."""
@@ -442,14 +442,9 @@ class Session:
 
     def _settle(self) -> None:
         self.connection.enter(Phase.OVER)
-        if self._shared.groups is not None and self.connection.consuming is not None:
-            # After a defect there may be members whose end nobody was told of.
-            untold = [event.member for event in self.connection.events if isinstance(event, Left)]
-            for member in (*links.lose_all(self.connection), *untold):
-                self._shared.groups.leave(member)
+        self._attendant.lost()
         self._within(None, End.CLIENT)
         self._deadlines.cancel()
-        self._requeue_timer.cancel()
         self._flow.cancel()
         self._cancel()
         for channel in self.connection.channels.values():

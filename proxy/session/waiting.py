@@ -3,6 +3,7 @@
 from proxy.routing.route import Route
 from proxy.session.backlog import MOST_WITHHELD, Awaited, Backlog, Wait
 from proxy.session.channel import Channel
+from proxy.session.interceptor import Interceptor
 from proxy.session.state import ChannelState
 
 
@@ -66,18 +67,12 @@ class Waiting:
         self.size, self.stalled, self.held = 0, False, None
 
 
-def may_go_on(channel: Channel, backlog: Backlog) -> bool:
+def may_go_on(channel: Channel, backlog: Backlog, interceptor: Interceptor | None) -> bool:
     """Return whether a channel need not wait any more for what its backlog has waited for."""
     if backlog.awaited is Wait.UNANSWERED:
         return not (channel.declaring and channel.state == ChannelState.OPEN)
     if backlog.awaited is Wait.BEING_CLOSED:
         return channel.state == ChannelState.GONE
-    if backlog.awaited is Wait.JOINING:
-        joining = channel.numbering.joining if channel.numbering is not None else None
-        return joining is None or joining.decided or channel.state != ChannelState.OPEN
-    if backlog.awaited is Wait.NAMED:
-        question = channel.numbering.question if channel.numbering is not None else None
-        # What is answered here is answered behind the broker's answers to what the client sent before.
-        decided = question is None or (question.decided and not channel.pending)
-        return decided or channel.state != ChannelState.OPEN
+    if backlog.awaited is Wait.INTERCEPTED:
+        return channel.state != ChannelState.OPEN or interceptor is None or interceptor.may_go_on(channel)
     return backlog.awaited is None

@@ -13,10 +13,10 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from yarl import URL
 
+from proxy.groups.consuming.links import PRIORITY
 from proxy.groups.groups import Groups
 from proxy.groups.membership import Connect
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
-from proxy.session.links import PRIORITY
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management

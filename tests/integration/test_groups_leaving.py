@@ -13,7 +13,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Connection
 
 from proxy.commands.group import show
-from proxy.session.links import PRIORITY
+from proxy.groups.consuming.links import PRIORITY
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, sharded, waiting

@@ -6,11 +6,11 @@ import pytest
 
 from proxy.session import context
 from proxy.session.context import MEANT_EVERY, MOST_NAMED, Shared
-from proxy.session.events import DeclaredGroup, NoQueue
+from proxy.session.events import NoQueue
 
 
 def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that a client makes up push out the oldest, and leave the log's lines about groups alone."""
+    """Names that a client makes up push out the oldest."""
     clock = Mock(monotonic=Mock(return_value=100.0))
     monkeypatch.setattr(context, "time", clock)
     sync = Mock()
@@ -26,5 +26,3 @@ def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: p
     assert len(sync.want.mock_calls) == 2 + MOST_NAMED
     shared.want("/", NoQueue("x"))
     assert sync.want.mock_calls[-1] == call(("/", "x"))
-    assert shared.tells_first("/", DeclaredGroup("x"))
-    assert not shared.tells_first("/", DeclaredGroup("x"))

@@ -11,6 +11,11 @@ from unittest.mock import Mock
 import pytest
 from pamqp import commands
 
+from proxy.groups.consuming.attendant import Attending
+from proxy.groups.consuming.events import Left
+from proxy.groups.consuming.hidden import Consumer
+from proxy.groups.consuming.interceptor import GroupInterceptor
+from proxy.groups.consuming.tags import Numbering
 from proxy.groups.groups import Groups
 from proxy.groups.model import Member
 from proxy.session import client_loop, context, session, time_limits
@@ -19,9 +24,7 @@ from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import End
-from proxy.session.events import Left, Reopened, Stale
-from proxy.session.hidden import Consumer, Consuming
-from proxy.session.numbering import Numbering
+from proxy.session.events import Reopened, Stale
 from proxy.session.returned import MOST_PARKED
 from proxy.session.session import Session
 from proxy.session.sockets import BUFFER, PeerSocket
@@ -142,7 +145,7 @@ class Ends:
         shared = self.shared = Shared(
             self._wire.tables, cast(Sync, self.rings), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
         )
-        shared.groups = groups
+        shared.attend = Attending(groups) if groups is not None else None
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)
@@ -177,7 +180,7 @@ class Ends:
             (self.of_broker, commands.Connection.Start(0, 9, {}, "PLAIN", "en_US")),
             (self.of_client, commands.Connection.StartOk({}, "PLAIN", "\0u\0p", "en_US")),
             (self.of_broker, commands.Connection.Tune(2047, 131072, 0)),
-            (self.of_client, commands.Connection.TuneOk(1023 if self.shared.groups is not None else 2046, 131072, 0)),
+            (self.of_client, commands.Connection.TuneOk(1023 if self.shared.attend is not None else 2046, 131072, 0)),
             (self.of_client, commands.Connection.Open(VHOST)),
             (self.of_broker, commands.Connection.OpenOk()),
         ):
@@ -677,7 +680,7 @@ async def test_a_client_that_gets_nothing_of_what_the_broker_sends_gets_heartbea
     """As while frames come on hidden channels: then the broker sends none. Here a frame comes byte by byte."""
     await ends.opened()
     c = ends.session.connection
-    c.consuming, c.handshake.heartbeat = Consuming(lambda vhost, name: True), 1
+    c.interceptor, c.handshake.heartbeat = GroupInterceptor(c, lambda vhost, name: True), 1
     frame = ack(1, 1)
     assert ends.of_broker(HEARTBEAT) == HEARTBEAT
     assert ends.of_broker(frame[:1]) == b""
@@ -984,9 +987,9 @@ async def test_the_groups_are_told_of_members_whose_session_ends(end: str) -> No
     ends = Ends(cast(Groups, groups))
     await ends.opened()
     c = ends.session.connection
-    assert c.consuming is not None
+    assert isinstance(c.interceptor, GroupInterceptor)
     members = [Member(name, VHOST, "g", 1, b"c") for name in ("there", "untold")]
-    c.consuming.consumers[members[0]] = Consumer(members[0], c.channels[1], Numbering(1), b"")
+    c.interceptor.consumers[members[0]] = Consumer(members[0], c.channels[1], Numbering(1), b"")
     match end:
         case "the client's socket":
             ends.session.client.eof_received()
@@ -998,7 +1001,7 @@ async def test_the_groups_are_told_of_members_whose_session_ends(end: str) -> No
             ends.of_client(made(0, commands.Connection.CloseOk()))
         case "a defect":
             # Somebody else's defect, before the session has handed on that the other member has left.
-            c.events.append(Left(members[1]))
+            c.interceptor.events.append(Left(members[1]))
             ends.session._defect()
     assert ends.broker is not None
     ends.broker.abort()

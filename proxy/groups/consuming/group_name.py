@@ -11,14 +11,15 @@ from enum import IntEnum
 from itertools import islice
 from typing import Final
 
+from proxy.groups.consuming import consumer, links
+from proxy.groups.consuming.events import DeclaredGroup, Shadowed, ShardsAsked
+from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
+from proxy.groups.consuming.questions import Question
+from proxy.groups.consuming.tags import numbering_of
 from proxy.groups.model import Member
-from proxy.session import closing, consuming, links, requests
+from proxy.session import closing, requests
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
-from proxy.session.connection import Connection
-from proxy.session.events import DeclaredGroup, Shadowed
-from proxy.session.hidden import Consumer, HiddenChannel
-from proxy.session.numbering import Question
 from proxy.session.state import ChannelState
 from proxy.settings.rights import to_shards
 from proxy.wire.frames import (
@@ -94,50 +95,50 @@ class Step(IntEnum):
 # What the client asks for.
 
 
-def take(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a method on a queue: if its name is a group's it is answered here, else it passes."""
-    if c.consuming is None or channel.state != ChannelState.OPEN:
-        return _pass(c, channel, method, data, i, end)
+def take(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take a method on a queue: if its name is a group's it is answered here; None is returned for any other."""
+    if channel.state != ChannelState.OPEN:
+        return None
     name, at = short_string(data, i + 13, end - 1)
-    numbering = channel.numbering
+    numbering = numbering_of(channel)
     question = numbering.question if numbering is not None else None
     if numbering is not None and question is not None:
         numbering.question = None
         if not question.is_group:
-            return _pass(c, channel, method, data, i, end)
+            _pass(g, channel, method, data, i, end)
+            return None
         if method == QUEUE_DECLARE:
-            answer = _declared(c, channel, question)
+            answer = _declared(g, channel, question)
             if not (at < end - 1 and data[at] & _NOWAIT):
-                links.tell(c, numbering, answer)
+                links.tell(g, numbering, answer)
             return b""
-        return closing.refusal(c, channel, *_refusal(question.name, method), method)
+        return closing.refusal(g.c, channel, *_refusal(question.name, method), method)
     if method != QUEUE_DECLARE:
         name = requests.meant(channel, name)
     if method in _STORED:
         name = requests.stored(name)
-    group = consuming.group_named(c, name) if name else ""
+    group = consumer.group_named(g, name) if name else ""
     if not group:
-        return _pass(c, channel, method, data, i, end)
-    if not c.consuming.free:
-        text = f"group '{group}': all {c.consuming.most} hidden channels of the connection are in use"
-        return closing.refusal(c, channel, RESOURCE_ERROR, text, method)
-    _ask(c, channel, Question(group, method))
+        _pass(g, channel, method, data, i, end)
+        return None
+    if not g.free:
+        text = f"group '{group}': all {g.most} hidden channels of the connection are in use"
+        return closing.refusal(g.c, channel, RESOURCE_ERROR, text, method)
+    _ask(g, channel, Question(group, method))
     return None
 
 
-def _pass(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a method that is no group's business."""
+def _pass(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Let a method pass that is no group's business; the answer to a basic.get will have a delivery tag."""
     if method == BASIC_GET:
-        consuming.get(c, channel, method, data, i, end)
-        return None
-    return None if method == QUEUE_PURGE else requests.declare(c, channel, method, data, i, end)
+        consumer.get(g, channel, method, data, i, end)
 
 
-def _declared(c: Connection, channel: Channel, question: Question) -> bytes:
+def _declared(g: Consuming, channel: Channel, question: Question) -> bytes:
     """Return queue.declare-ok with the group's totals; the client's arguments mean nothing, since no queue is made."""
     name = question.name.encode()
     channel.last_queue = name
-    c.events.append(DeclaredGroup(question.name))
+    g.events.append(DeclaredGroup(question.name))
     counts = U32.pack(min(question.messages, _MOST)) + U32.pack(min(question.consumers, _MOST))
     return method_frame(channel.id, QUEUE_DECLARE_OK, shorted(name) + counts)
 
@@ -148,16 +149,16 @@ def _refusal(group: str, method: int) -> tuple[int, str]:
     return code, f"'{group}' is a sharded exchange and no queue: it {_REFUSALS[method]}"
 
 
-def _ask(c: Connection, channel: Channel, question: Question) -> None:
+def _ask(g: Consuming, channel: Channel, question: Question) -> None:
     """Have the client's method wait, and ask the broker what the name is."""
-    hidden_channels, numbering = links.consuming_of(c), consuming.numbering_of(c, channel)
+    numbering = consumer.begun(g, channel)
     numbering.question = question
-    c.waiting.held = Wait.NAMED
+    g.c.waiting.held = Wait.INTERCEPTED
     # Nobody joins with this consumer, which only has the hidden channel that asks.
-    consumer = Consumer(Member("", c.vhost, question.name, channel.id, b""), channel, numbering, b"")
-    consumer.leaving, consumer.question = True, question
-    number = hidden_channels.take(consumer, None).number
-    hidden_channels.due += (
+    asking = Consumer(Member("", g.c.vhost, question.name, channel.id, b""), channel, numbering, b"")
+    asking.leaving, asking.question = True, question
+    number = g.take(asking, None).number
+    g.due += (
         method_frame(number, CHANNEL_OPEN, b"\0"),
         _passive_queue(number, question.name),
         _passive_exchange(number, question.name),
@@ -183,33 +184,34 @@ def _passive_exchange(number: int, name: str) -> bytes:
 
 
 def answered(
-    c: Connection, hidden: HiddenChannel, question: Question, method: int, data: bytes, i: int, end: int
+    g: Consuming, hidden: HiddenChannel, question: Question, method: int, data: bytes, i: int, end: int
 ) -> None:
     """Take a method of the broker's on the hidden channel that asks a question."""
     if method == CHANNEL_CLOSE:
-        _closed(c, hidden, question, data, i, end)
+        _closed(g, hidden, question, data, i, end)
     elif method == QUEUE_DECLARE_OK and question.step == Step.QUEUE:
         question.step, question.decided = Step.SHADOWED, True
     elif method == EXCHANGE_DECLARE_OK and question.step == Step.SHADOWED:
-        c.events.append(Shadowed(question.name))
-        links.close(c, hidden)
+        g.events.append(Shadowed(question.name))
+        links.close(g, hidden)
     elif method == EXCHANGE_DECLARE_OK and question.step == Step.EXCHANGE:
         question.step = Step.SHARDS
+        g.events.append(ShardsAsked(hidden.consumer.channel, question.name))
     elif method == QUEUE_DECLARE_OK and question.step == Step.TOTALS:
         _, at = short_string(data, i + 11, end - 1)
         question.messages += U32.unpack_from(data, at)[0]
         question.consumers += U32.unpack_from(data, at + 4)[0]
         question.left.popleft()
         if len(question.left) >= _AT_ONCE:
-            links.consuming_of(c).due.append(_passive_queue(hidden.number, question.left[_AT_ONCE - 1]))
+            g.due.append(_passive_queue(hidden.number, question.left[_AT_ONCE - 1]))
         elif not question.left:
-            _decide(c, hidden, question, is_group=True)
+            _decide(g, hidden, question, is_group=True)
 
 
-def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: bytes, i: int, end: int) -> None:
+def _closed(g: Consuming, hidden: HiddenChannel, question: Question, data: bytes, i: int, end: int) -> None:
     """Take the broker's channel.close, by which it says that something is not there."""
     code = U16.unpack_from(data, i + 11)[0]
-    due = links.consuming_of(c).due
+    due = g.due
     due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
     again = method_frame(hidden.number, CHANNEL_OPEN, b"\0")
     if question.step == Step.QUEUE and code == NOT_FOUND:
@@ -219,8 +221,9 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
     if question.step == Step.QUEUE and code == ACCESS_REFUSED and question.method == QUEUE_DECLARE:
         # The client's own queue.declare would be refused as well, for want of `configure`, which nobody should grant.
         text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
-        links.closed_by_broker(c, hidden)
-        closing.refuse_channel(c, hidden.consumer.channel, code, not_permitted(c, question.name, text), question.method)
+        links.closed_by_broker(g, hidden)
+        text = not_permitted(g, question.name, text)
+        closing.refuse_channel(g.c, hidden.consumer.channel, code, text, question.method)
         return
     if question.step == Step.TOTALS:
         # This shard is gone, another connection's own, or the user has no right on it and RabbitMQ 4.3 does not tell.
@@ -233,20 +236,20 @@ def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: byte
         question.is_group = True
     elif question.step == Step.SHARDS:
         text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
-        links.closed_by_broker(c, hidden)
-        closing.refuse_channel(c, hidden.consumer.channel, code, text, question.method)
+        links.closed_by_broker(g, hidden)
+        closing.refuse_channel(g.c, hidden.consumer.channel, code, text, question.method)
         return
     # Else neither a queue nor an exchange has the name, or the broker will say the same to the client.
     question.decided = True
-    links.closed_by_broker(c, hidden)
+    links.closed_by_broker(g, hidden)
 
 
-def _decide(c: Connection, hidden: HiddenChannel, question: Question, *, is_group: bool) -> None:
+def _decide(g: Consuming, hidden: HiddenChannel, question: Question, *, is_group: bool) -> None:
     question.decided, question.is_group = True, is_group
-    links.close(c, hidden)
+    links.close(g, hidden)
 
 
-def not_permitted(c: Connection, group: str, text: str) -> str:
+def not_permitted(g: Consuming, group: str, text: str) -> str:
     """Return the reply text for a client whose user lacks a right for a group; `text` is the broker's own.
 
     The broker's names a right of which the client knows nothing: `configure`, where this proxy has asked whether there
@@ -254,7 +257,7 @@ def not_permitted(c: Connection, group: str, text: str) -> str:
     """
     _, of, user = text.rpartition(" refused for user ")
     whose = f"user {user}" if of else "the user"
-    entry = c.table.entry_of(group) if c.table is not None else None
+    entry = g.c.table.entry_of(group) if g.c.table is not None else None
     ring = entry.known.ring if entry is not None and entry.known is not None else None
     shards = [each.name for each in ring.destinations if each.kind == "queue"] if ring is not None else []
     needed = to_shards(group, shards)
@@ -269,35 +272,38 @@ def not_permitted(c: Connection, group: str, text: str) -> str:
 # What the groups tell.
 
 
-def awaits_shards(channel: Channel) -> Question | None:
-    """Return the question of a channel for which the groups are to tell the shards; None if there is none."""
-    question = channel.numbering.question if channel.numbering is not None else None
-    return question if question is not None and question.step == Step.SHARDS and not question.decided else None
+def found(g: Consuming, channel: Channel, shards: Sequence[str] | None, why: str = "") -> None:
+    """Go on with the question of a channel now that the shards are known.
 
-
-def found(c: Connection, channel: Channel, question: Question, shards: Sequence[str] | None) -> None:
-    """Go on with a question now that the shards are known; None says that the exchange is no hash exchange."""
-    hidden = _hidden(c, question)
-    if hidden is None or channel.state != ChannelState.OPEN:
+    None says that the exchange is no hash exchange or, with `why`, that it could not be read.
+    """
+    numbering = numbering_of(channel)
+    question = numbering.question if numbering is not None else None
+    if question is None or question.step != Step.SHARDS or question.decided or channel.state != ChannelState.OPEN:
+        return  # the client has gone on, or its channel has ended
+    hidden = _hidden(g, question)
+    if hidden is None:
         return
-    if shards and question.method == QUEUE_DECLARE:
+    if why:
+        not_found(g, channel, question, why)
+    elif shards and question.method == QUEUE_DECLARE:
         question.step = Step.TOTALS
         question.left.extend(shards)
-        links.consuming_of(c).due.extend(_passive_queues(hidden.number, question))
+        g.due.extend(_passive_queues(hidden.number, question))
     else:
-        _decide(c, hidden, question, is_group=shards is not None)
-    links.flush(c)
+        _decide(g, hidden, question, is_group=shards is not None)
+    g.c.to_broker.flush()
 
 
-def not_found(c: Connection, channel: Channel, question: Question, why: str) -> None:
+def not_found(g: Consuming, channel: Channel, question: Question, why: str) -> None:
     """Close the client's channel: if its method passed, it might make a queue that wins over a group."""
     text = f"it is not known whether '{question.name}' is a group: {why}"
-    closing.refuse_channel(c, channel, INTERNAL_ERROR, text, question.method)
+    closing.refuse_channel(g.c, channel, INTERNAL_ERROR, text, question.method)
 
 
-def _hidden(c: Connection, question: Question) -> HiddenChannel | None:
+def _hidden(g: Consuming, question: Question) -> HiddenChannel | None:
     """Return the hidden channel on which a question is asked; None if it is closed."""
-    for source in links.consuming_of(c).sources.values():
+    for source in g.sources.values():
         if isinstance(source, HiddenChannel) and source.consumer.question is question and not source.closing:
             return source
     return None

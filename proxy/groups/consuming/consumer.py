@@ -7,15 +7,16 @@ otherwise it joins the group as a member.
 
 import secrets
 
+from proxy.groups.consuming import links
+from proxy.groups.consuming.hidden import Consumer, Consuming
+from proxy.groups.consuming.links import EXCLUSIVE, NO_ACK, NOWAIT
+from proxy.groups.consuming.questions import Joining
+from proxy.groups.consuming.tags import MOST_TAGS, Numbering, numbering_of
 from proxy.groups.model import DEFAULT_PREFETCH, Member
-from proxy.session import closing, links, requests
+from proxy.session import closing, requests
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
-from proxy.session.connection import Connection
 from proxy.session.end import SHUTTING_DOWN
-from proxy.session.hidden import Consumer
-from proxy.session.links import EXCLUSIVE, NO_ACK, NOWAIT
-from proxy.session.numbering import MOST_TAGS, Joining, Numbering
 from proxy.session.state import ChannelState
 from proxy.wire import table
 from proxy.wire.frames import (
@@ -48,23 +49,23 @@ _RESERVED = (b"x-priority", b"x-consumer-timeout")
 """The arguments of consumers that this proxy sets itself: all links have the same priority, and the same timeout."""
 
 
-def numbering_of(c: Connection, channel: Channel) -> Numbering:
+def begun(g: Consuming, channel: Channel) -> Numbering:
     """Return a channel's numbering, which begins here if there is none yet."""
-    numbering = channel.numbering
+    numbering = numbering_of(channel)
     if numbering is None:
-        numbering = channel.numbering = Numbering(channel.id, links.consuming_of(c).tags)
-        links.consuming_of(c).sources[channel.id] = numbering.own
+        numbering = channel.merge = Numbering(channel.id, g.tags)
+        g.sources[channel.id] = numbering.own
     return numbering
 
 
-def consume(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def consume(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take basic.consume: on a queue it passes, and on the name of a group it makes a member.
 
     Returns what the broker gets instead; None if it gets the frame as it is, now or after a wait.
     """
     if channel.state != ChannelState.OPEN:
         return None
-    consuming, numbering = links.consuming_of(c), numbering_of(c, channel)
+    numbering = begun(g, channel)
     name, at = short_string(data, i + 13, end - 1)
     name = requests.meant(channel, name)
     tag, at = short_string(data, at, end - 1)
@@ -74,59 +75,58 @@ def consume(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
     joining, numbering.joining = numbering.joining, None
     if joining is not None and joining.is_group:
         return b""
-    group = group_named(c, name) if joining is None and name else ""
-    if tag and ((channel.id, tag) in consuming.by_tag or (group and tag in numbering.tags)):
+    group = group_named(g, name) if joining is None and name else ""
+    if tag and ((channel.id, tag) in g.by_tag or (group and tag in numbering.tags)):
         raise Fault(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag.decode(errors='replace')}'", method)
     if group:
-        if consuming.free:
-            _ask(c, channel, numbering, group, tag, data, at, end)
+        if g.free:
+            _ask(g, channel, numbering, group, tag, data, at, end)
             return None
         # Not even whether a queue has the name can be asked.
-        text = f"group '{group}': all {consuming.most} hidden channels of the connection are in use"
-        return closing.refusal(c, channel, RESOURCE_ERROR, text, method)
-    return _consume_queue(c, channel, numbering, tag, bits)
+        text = f"group '{group}': all {g.most} hidden channels of the connection are in use"
+        return closing.refusal(g.c, channel, RESOURCE_ERROR, text, method)
+    return _consume_queue(g, channel, numbering, tag, bits)
 
 
-def _consume_queue(c: Connection, channel: Channel, numbering: Numbering, tag: bytes, bits: int) -> bytes | None:
+def _consume_queue(g: Consuming, channel: Channel, numbering: Numbering, tag: bytes, bits: int) -> bytes | None:
     """Remember an ordinary consumer, as its deliveries may be without acks; its basic.consume passes."""
     if numbering.crowded:
         return None
     if tag and not numbering.remember(tag, bool(bits & NO_ACK)) and numbering.started:
-        return closing.refusal(c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
+        return closing.refusal(g.c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
     if not tag and not bits & NOWAIT:
         numbering.requests.append(bool(bits & NO_ACK))
     return None
 
 
-def group_named(c: Connection, name: bytes) -> str:
+def group_named(g: Consuming, name: bytes) -> str:
     """Return a name that the setting `groups` has, as text; empty for any other."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
         return ""  # no exchange has such a name
-    return text if links.consuming_of(c).match(c.vhost, text) else ""
+    return text if g.match(g.c.vhost, text) else ""
 
 
 def _ask(
-    c: Connection, channel: Channel, numbering: Numbering, group: str, tag: bytes, data: bytes, at: int, end: int
+    g: Consuming, channel: Channel, numbering: Numbering, group: str, tag: bytes, data: bytes, at: int, end: int
 ) -> None:
     """Have a basic.consume wait, and ask the broker whether there is a queue of that name."""
-    consuming = links.consuming_of(c)
     bits = data[at]
     first, stop = _table(data, at + 1, end - 1)
-    member = Member(secrets.token_hex(8), c.vhost, group, channel.id, tag or b"amq.ctag-" + _random())
+    member = Member(secrets.token_hex(8), g.c.vhost, group, channel.id, tag or b"amq.ctag-" + _random())
     member.no_ack = bool(bits & NO_ACK)
     member.prefetch = numbering.prefetch or DEFAULT_PREFETCH
-    refusal = _mistake(c, channel, numbering, group, bits, data, first, stop)
+    refusal = _mistake(g, channel, numbering, group, bits, data, first, stop)
     numbering.joining = Joining(member, refusal)
     consumer = Consumer(member, channel, numbering, data[first:stop])
     consumer.owes_ok = not bits & NOWAIT
-    c.waiting.held = Wait.JOINING
-    consuming.consumers[member] = consumer
-    consuming.by_tag[channel.id, member.tag] = consumer
-    hidden = consuming.take(consumer, None)
+    g.c.waiting.held = Wait.INTERCEPTED
+    g.consumers[member] = consumer
+    g.by_tag[channel.id, member.tag] = consumer
+    hidden = g.take(consumer, None)
     asked = b"\0\0" + shorted(group.encode()) + bytes((_PASSIVE,)) + b"\0\0\0\0"
-    consuming.due += (
+    g.due += (
         method_frame(hidden.number, CHANNEL_OPEN, b"\0"),
         method_frame(hidden.number, QUEUE_DECLARE, asked),
     )
@@ -148,10 +148,9 @@ def _table(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _mistake(
-    c: Connection, channel: Channel, numbering: Numbering, group: str, bits: int, data: bytes, first: int, stop: int
+    g: Consuming, channel: Channel, numbering: Numbering, group: str, bits: int, data: bytes, first: int, stop: int
 ) -> tuple[int, str] | None:
     """Return the reply code and text that refuse a basic.consume of a group; None if the member may join."""
-    consuming = links.consuming_of(c)
     if bits & EXCLUSIVE:
         return ACCESS_REFUSED, f"group '{group}' cannot be consumed exclusively: a group is for several consumers"
     for name in _RESERVED:
@@ -164,63 +163,71 @@ def _mistake(
         return PRECONDITION_FAILED, f"group '{group}' cannot be consumed on a channel with transactions"
     if numbering.unsure:
         return RESOURCE_ERROR, f"group '{group}': {numbering.unsure}"
-    if consuming.draining:
+    if g.draining:
         return RESOURCE_ERROR, f"group '{group}': {SHUTTING_DOWN}"
-    if len(consuming.consumers) >= consuming.most:
-        text = f"group '{group}': the connection has {len(consuming.consumers)} members, as many as it may"
+    if len(g.consumers) >= g.most:
+        text = f"group '{group}': the connection has {len(g.consumers)} members, as many as it may"
         return RESOURCE_ERROR, text
     return None
 
 
-def cancel(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def cancel(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take basic.cancel. For a member it is answered here, since a cancel at the broker would put keys out of order.
 
     Returns what the broker gets instead; None if it gets the frame as it is.
     """
-    numbering = channel.numbering
+    numbering = numbering_of(channel)
     if numbering is None or channel.state != ChannelState.OPEN:
         return None
     tag, at = short_string(data, i + 11, end - 1)
     nowait = at < end - 1 and bool(data[at] & 1)
     numbering.cancel(tag, answered=not nowait)
-    consumer = links.consuming_of(c).by_tag.get((channel.id, tag))
+    consumer = g.by_tag.get((channel.id, tag))
     if consumer is None:
         return None
     consumer.owes_cancel_ok = consumer.member.no_ack and not nowait
-    links.leave(c, consumer)
+    links.leave(g, consumer)
     if consumer.owes_cancel_ok:
         answer = links.cancel_ok(consumer)
     else:
         answer = b"" if nowait else method_frame(channel.id, BASIC_CANCEL_OK, shorted(tag))
     if answer:
-        links.tell(c, numbering, answer)
+        links.tell(g, numbering, answer)
     return b""
 
 
-def leave_all(c: Connection) -> None:
+def begin_transactions(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take tx.select: a channel with members has its acks on other channels of the broker's, without a transaction."""
+    numbering = numbering_of(channel)
+    if numbering is None or not numbering.started:
+        return None
+    text = "a channel that consumes from a group cannot have transactions"
+    return closing.refusal(g.c, channel, PRECONDITION_FAILED, text, method)
+
+
+def leave_all(g: Consuming) -> None:
     """Have all members leave, as this proxy shuts down; a basic.consume that still waits is refused."""
-    consuming = links.consuming_of(c)
-    consuming.draining = True
-    for consumer in list(consuming.consumers.values()):
+    g.draining = True
+    for consumer in list(g.consumers.values()):
         joining = consumer.numbering.joining
         if joining is not None and joining.member is consumer.member and not joining.decided:
             text = f"group '{consumer.member.exchange}': {SHUTTING_DOWN}"
-            closing.refuse_channel(c, consumer.channel, RESOURCE_ERROR, text, BASIC_CONSUME)
+            closing.refuse_channel(g.c, consumer.channel, RESOURCE_ERROR, text, BASIC_CONSUME)
         else:
-            links.leave(c, consumer)
-    links.flush(c)
+            links.leave(g, consumer)
+    g.c.to_broker.flush()
 
 
-def qos(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def qos(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.qos, which passes to the broker. Members that join later get its prefetch for each shard."""
     if channel.state == ChannelState.OPEN and end - i >= 19:
-        numbering_of(c, channel).prefetch = u16(data, i + 15) or UNLIMITED
+        begun(g, channel).prefetch = u16(data, i + 15) or UNLIMITED
 
 
-def get(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def get(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.get, which passes to the broker, and note it: its answer will have a delivery tag."""
     if channel.state == ChannelState.OPEN:
-        numbering = numbering_of(c, channel)
+        numbering = begun(g, channel)
         _, at = short_string(data, i + 13, end - 1)
         numbering.gets.append(at < end - 1 and bool(data[at] & 1))
 
@@ -228,9 +235,9 @@ def get(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: 
 # What the broker answers on the client's own channel.
 
 
-def consume_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def consume_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.consume-ok of an ordinary consumer, whose tag the broker may have made up."""
-    numbering = channel.numbering
+    numbering = numbering_of(channel)
     if numbering is None:
         return
     tag, _ = short_string(data, i + 11, end - 1)
@@ -238,28 +245,29 @@ def consume_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int
         return
     no_ack = numbering.requests.popleft()
     if not numbering.remember(tag, no_ack) and numbering.started:
-        closing.refuse_channel(c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
+        closing.refuse_channel(g.c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
 
 
-def cancelled(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def cancelled(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the broker's basic.cancel of an ordinary consumer.
 
     The client gets it only if it has said in the handshake that it understands it (`consumer_cancel_notify`).
     """
-    if channel.numbering is not None:
+    if (numbering := numbering_of(channel)) is not None:
         tag, _ = short_string(data, i + 11, end - 1)
-        channel.numbering.forget(tag)
-    return None if c.handshake.cancel_notify else b""
+        numbering.forget(tag)
+    return None if g.c.handshake.cancel_notify else b""
 
 
-def cancel_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def cancel_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.cancel-ok of an ordinary consumer, behind its last delivery."""
-    if channel.numbering is not None:
+    if (numbering := numbering_of(channel)) is not None:
         tag, _ = short_string(data, i + 11, end - 1)
-        channel.numbering.end_cancelled(tag)
+        numbering.end_cancelled(tag)
 
 
-def get_empty(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def get_empty(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.get-empty, the answer to a basic.get without a delivery."""
-    if channel.numbering is not None and channel.numbering.gets:
-        channel.numbering.gets.popleft()
+    numbering = numbering_of(channel)
+    if numbering is not None and numbering.gets:
+        numbering.gets.popleft()

@@ -5,7 +5,7 @@ from pamqp import commands
 
 from proxy.groups.model import LinkState
 from proxy.session import client_loop
-from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, is_close, opened, seen
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import ack, made, nack, split
 
 A, B = FIRST + 1, FIRST + 2

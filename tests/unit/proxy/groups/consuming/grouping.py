@@ -5,11 +5,12 @@ from struct import pack
 
 from pamqp import commands
 
+from proxy.groups.consuming.actions import GroupActions
+from proxy.groups.consuming.events import GroupEvent, JoinAsked, LinkChanged
+from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.groups.model import Member
 from proxy.session import client_loop
-from proxy.session.events import Event, JoinAsked, LinkChanged
-from proxy.session.group_actions import GroupActions
-from proxy.session.hidden import Consuming
+from proxy.session.events import Event
 from tests.unit.proxy.session.wire import (
     Frame,
     Wire,
@@ -33,10 +34,11 @@ class Grouping(Wire):
     def __init__(self, hidden: int = 20) -> None:
         super().__init__({"x": laned()}, spare=FIRST - 1)
         c = self.c
-        self.consuming = c.consuming = Consuming(lambda vhost, name: name.startswith("x"))
+        self.consuming = GroupInterceptor(c, lambda vhost, name: name.startswith("x"))
+        c.interceptor = self.consuming
         c.handshake.channel_max, c.handshake.cancel_notify = FIRST - 2, True
-        self.consuming.open(FIRST, hidden)
-        self.actions = GroupActions(c, self._then)
+        self.consuming.opened(FIRST, hidden)
+        self.actions = GroupActions(self.consuming, self._then)
 
     def _then(self) -> None:
         client_loop.resume(self.c)
@@ -60,10 +62,19 @@ class Grouping(Wire):
         assert isinstance(event, JoinAsked)
         return event.member
 
-    def told(self) -> list[Event]:
-        """Return what has happened, and forget it, but for changes of links, which `Link` shows."""
-        told: list[Event] = [event for event in self.c.events if not isinstance(event, LinkChanged)]
+    @property
+    def events(self) -> list[Event | GroupEvent]:
+        """What has happened, for the session and for the groups."""
+        return [*self.c.events, *self.consuming.events]
+
+    def forget(self) -> None:
         self.c.events.clear()
+        self.consuming.events.clear()
+
+    def told(self) -> list[Event | GroupEvent]:
+        """Return what has happened, and forget it, but for changes of links, which `Link` shows."""
+        told: list[Event | GroupEvent] = [event for event in self.events if not isinstance(event, LinkChanged)]
+        self.forget()
         return told
 
     def begin(self, shards: Iterable[str] = ("q1", "q2"), **more: object) -> Member:
@@ -82,7 +93,7 @@ class Grouping(Wire):
         self.to_client()
         for link in list(member.links.values()):
             self.both(opened(link.channel, tag))
-        self.c.events.clear()
+        self.forget()
         return member
 
     def frames(self) -> list[Frame]:

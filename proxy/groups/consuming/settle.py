@@ -4,12 +4,12 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
+from proxy.groups.consuming import links
+from proxy.groups.consuming.hidden import Consuming, HiddenChannel, Requeued
+from proxy.groups.consuming.tags import Numbering, TaggedSource, numbering_of
 from proxy.groups.model import LinkState, Member
-from proxy.session import closing, links
+from proxy.session import closing
 from proxy.session.channel import Channel
-from proxy.session.connection import Connection
-from proxy.session.hidden import Consuming, HiddenChannel, Requeued
-from proxy.session.numbering import Numbering, Source
 from proxy.session.state import ChannelState
 from proxy.wire.frames import (
     BASIC_ACK,
@@ -44,12 +44,12 @@ _LEAST: Final = 21
 """The number of bytes of a whole frame with basic.ack, basic.nack or basic.reject."""
 
 
-def settle(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the client's basic.ack, basic.nack or basic.reject.
 
     Returns what the broker gets instead; None if it gets the frame as it is.
     """
-    numbering = channel.numbering
+    numbering = numbering_of(channel)
     if numbering is None or channel.state != _OPEN:
         return None
     if end - i < _LEAST:
@@ -59,28 +59,28 @@ def settle(c: Connection, channel: Channel, method: int, data: bytes, i: int, en
     multiple = takes_many and bool(bits & _MULTIPLE)
     requeued = method != BASIC_ACK and bool(bits & (_REQUEUE if takes_many else _REJECT_REQUEUE))
     if multiple:
-        return _many(c, channel, numbering, number, method, bits, requeued)
+        return _many(g, channel, numbering, number, method, bits, requeued)
     if not numbering.started or number <= numbering.base:
         numbering.settle_own(number)
         return None
     delivery = numbering.settle_one(number)
     if delivery is None:
-        return _unknown(c, channel, number, method)
+        return _unknown(g, channel, number, method)
     source = delivery.source
     if requeued and isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
         # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got them
         # back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
         source.keep(delivery.tag, method)
-        _await_return(c, source)
-        return _end(c, source)
-    answer = _answer(c, source, delivery.tag, method, bits, requeued)
+        _await_return(g, source)
+        return _end(g, source)
+    answer = _answer(g, source, delivery.tag, method, bits, requeued)
     if source.returning:
-        answer += _released(c, source)
-    return answer + _end(c, source)
+        answer += _released(g, source)
+    return answer + _end(g, source)
 
 
 def _many(
-    c: Connection, channel: Channel, numbering: Numbering, number: int, method: int, bits: int, requeued: bool
+    g: Consuming, channel: Channel, numbering: Numbering, number: int, method: int, bits: int, requeued: bool
 ) -> bytes | None:
     """Take the client's ack or nack of all deliveries up to a number; 0 stands for all that there are.
 
@@ -90,33 +90,33 @@ def _many(
         numbering.settle_all_own(number or numbering.last)
         return None
     if number and number not in numbering.unacked:
-        return _unknown(c, channel, number, method)
+        return _unknown(g, channel, number, method)
     answers: list[bytes] = []
-    sources: dict[Source, None] = {}
+    sources: dict[TaggedSource, None] = {}
     number = number or numbering.last
     for source, tag, many, other in numbering.settle_all(number, MOST_AT_ONCE):
         sources[source] = None
         if other:
             answers.append(_give_back(source, tag, other))
         else:
-            answers.append(_answer(c, source, tag, method, bits if many else bits & ~_MULTIPLE, requeued))
+            answers.append(_answer(g, source, tag, method, bits if many else bits & ~_MULTIPLE, requeued))
     for source in sources:
         # A link ends behind the last answer to its deliveries, of which there may be several.
-        answers += _released(c, source) if source.returning else b"", _end(c, source)
+        answers += _released(g, source) if source.returning else b"", _end(g, source)
     if numbering.reaches(number):
-        c.again = method_frame(channel.id, method, U64.pack(number) + bytes((bits,)))
-        c.to_broker.more = True
+        g.c.again = method_frame(channel.id, method, U64.pack(number) + bytes((bits,)))
+        g.c.to_broker.more = True
     return b"".join(answers)
 
 
-def _await_return(c: Connection, source: HiddenChannel) -> None:
+def _await_return(g: Consuming, source: HiddenChannel) -> None:
     """Have what the client has returned of a link given back to the broker in a moment."""
-    kept = links.consuming_of(c).requeued
+    kept = g.requeued
     before = kept.get(source)
-    kept[source] = Requeued(before.first if before is not None else c.now, c.now)
+    kept[source] = Requeued(before.first if before is not None else g.c.now, g.c.now)
 
 
-def _released(c: Connection, source: Source) -> bytes:
+def _released(g: Consuming, source: TaggedSource) -> bytes:
     """Return the frames that give back what the client returned of a link before, and that waits for none now.
 
     Each answer of the client's gives a few back, and the timer gives back the others, so that no answer takes long.
@@ -125,12 +125,12 @@ def _released(c: Connection, source: Source) -> bytes:
     if not isinstance(source, HiddenChannel) or link is None or link.state == _LEAVING or source.ended:
         return b""
     frames = b"".join([_give_back(source, tag, method) for tag, method in source.take_returned(_FEW)])
-    if source.may_return and source not in links.consuming_of(c).requeued:
-        _await_return(c, source)
+    if source.may_return and source not in g.requeued:
+        _await_return(g, source)
     return frames
 
 
-def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, requeued: bool) -> bytes:
+def _answer(g: Consuming, source: TaggedSource, tag: int, method: int, bits: int, requeued: bool) -> bytes:
     """Return the frame with the client's ack, nack or reject for one channel; empty if the broker is not to have it."""
     if source.ended:
         return b""
@@ -155,20 +155,20 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
     return answer
 
 
-def _give_back(source: Source, tag: int, method: int) -> bytes:
+def _give_back(source: TaggedSource, tag: int, method: int) -> bytes:
     """Return the frame by which the broker gets a delivery back that the client has returned by this method."""
     bits = _REQUEUE if method == BASIC_NACK else _REJECT_REQUEUE
     return source.settle_start + U32.pack(method) + U64.pack(tag) + bytes((bits, END))
 
 
-def hand_back(c: Connection, last: float, first: float) -> None:
+def hand_back(g: Consuming, last: float, first: float) -> None:
     """Give the broker back what the client has returned of links that have not ended and whose member has not left.
 
     Such are the links of which the client returned nothing after the time `last`, or something before the time `first`,
     both in monotonic seconds. What is more than `MOST_AT_ONCE` deliveries stays for the next call, which is due at
     once.
     """
-    kept = c.consuming.requeued if c.consuming is not None else {}
+    kept = g.requeued
     room = MOST_AT_ONCE
     for source, at in list(kept.items()):
         if at.last > last and at.first > first:
@@ -177,51 +177,51 @@ def hand_back(c: Connection, last: float, first: float) -> None:
             del kept[source]
             continue
         taken = source.take_returned(room)
-        c.to_broker.insert(b"".join([_give_back(source, tag, method) for tag, method in taken]))
+        g.c.to_broker.insert(b"".join([_give_back(source, tag, method) for tag, method in taken]))
         room -= len(taken)
         if source.may_return:
             break
         del kept[source]
 
 
-def _end(c: Connection, source: Source) -> bytes:
+def _end(g: Consuming, source: TaggedSource) -> bytes:
     """Return the channel.close of a link whose member has left and of which nothing is unacked; empty otherwise."""
     link = source.link
     if link is None or link.state != _LEAVING or not isinstance(source, HiddenChannel):
         return b""
-    return links.settled(c, source, link)
+    return links.settled(g, source, link)
 
 
-def _unknown(c: Connection, channel: Channel, number: int, method: int) -> bytes:
+def _unknown(g: Consuming, channel: Channel, number: int, method: int) -> bytes:
     """Refuse an ack of an unknown or settled delivery tag: close the channel with 406, as the broker does."""
-    return closing.refusal(c, channel, PRECONDITION_FAILED, f"unknown delivery tag {number}", method)
+    return closing.refusal(g.c, channel, PRECONDITION_FAILED, f"unknown delivery tag {number}", method)
 
 
-def recover(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the client's basic.recover: all unacked deliveries of its channel are made again, those of links as well.
 
     Returns what the broker gets instead; None if it gets the frame as it is.
     """
-    numbering = channel.numbering
+    numbering = numbering_of(channel)
     if numbering is None or channel.state != ChannelState.OPEN or not (end - i > 12 and data[i + 11] & 1):
         return None  # the broker refuses a recover without requeue
     frames = data[i:end]
     for source in numbering.recover():
         if source.ended or not isinstance(source, HiddenChannel) or source.link is None:
             continue
-        end_of_link = links.settled(c, source, source.link)
+        end_of_link = links.settled(g, source, source.link)
         frames += end_of_link or method_frame(source.number, BASIC_RECOVER, b"\1")
     return frames
 
 
-def oldest_by_shard(consuming: Consuming, member: Member) -> dict[str, float]:
+def oldest_by_shard(g: Consuming, member: Member) -> dict[str, float]:
     """Return by shard when the oldest delivery that a member's client has not settled was made, in monotonic seconds.
 
     The member may be leaving.
     """
     found: dict[str, float] = {}
     for link in member.links.values():
-        source = consuming.sources.get(link.channel)
-        if source is not None and source.link is link and not source.ended and source.first is not None:
+        source = g.sources.get(link.channel)
+        if isinstance(source, HiddenChannel) and source.link is link and not source.ended and source.first is not None:
             found[link.shard] = source.first.at
     return found

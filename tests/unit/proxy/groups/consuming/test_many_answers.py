@@ -11,9 +11,9 @@ from struct import pack
 import pytest
 from pamqp import commands
 
-from proxy.session import settling
-from proxy.session.numbering import MOST_OUT_OF_ORDER, Numbering
-from tests.unit.proxy.session.grouping import FIRST, Grouping, deliver
+from proxy.groups.consuming import settle
+from proxy.groups.consuming.tags import MOST_OUT_OF_ORDER, Numbering, numbering_of
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, deliver
 from tests.unit.proxy.session.wire import made, method, split
 
 A, B = FIRST + 1, FIRST + 2
@@ -66,9 +66,9 @@ def test_the_newest_is_returned_first_and_another_shards_deliveries_are_older() 
         # What goes back then goes in parts, between which other sessions have a turn.
         parts = []
         while wire.consuming.requeued:
-            settling.hand_back(wire.c, wire.c.now, wire.c.now)
+            settle.hand_back(wire.consuming, wire.c.now, wire.c.now)
             parts.append(len(split(wire.to_broker())))
-    assert (max(parts), sum(parts)) == (settling.MOST_AT_ONCE, MANY)
+    assert (max(parts), sum(parts)) == (settle.MOST_AT_ONCE, MANY)
 
 
 def test_an_answer_that_lets_many_go_back_sends_a_few() -> None:
@@ -77,7 +77,7 @@ def test_an_answer_that_lets_many_go_back_sends_a_few() -> None:
     assert len(split(wire.client(ack(1)))) < 100
     back = 0
     while wire.consuming.requeued:
-        settling.hand_back(wire.c, wire.c.now, wire.c.now)
+        settle.hand_back(wire.consuming, wire.c.now, wire.c.now)
         back += len(split(wire.to_broker()))
     assert back > MANY - 100
 
@@ -110,12 +110,12 @@ def test_one_ack_of_many_is_taken_in_parts_between_which_others_have_a_turn(numb
     wire.both(deliver(A, MANY + 1))
     while wire.c.to_broker.more:
         sent.append(wire.client(b""))
-    most = settling.MOST_AT_ONCE
+    most = settle.MOST_AT_ONCE
     tags = [*range(most, MANY, most), MANY]
     assert b"".join(sent) == b"".join(made(A, commands.Basic.Ack(tag, True)) for tag in tags) + behind
     assert len(sent) == len(tags)
     assert wire.c.to_broker.frames - before == 2
-    assert list(wire.c.channels[1].numbering.unacked) == [MANY + 1]  # type: ignore[union-attr]
+    assert list(numbering_of(wire.c.channels[1]).unacked) == [MANY + 1]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["before a member comes", "with a member"])

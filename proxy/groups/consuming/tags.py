@@ -14,8 +14,11 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Final
 
-from proxy.groups.model import Link, LinkState, Member
-from proxy.wire.frames import BASIC_NACK, BASIC_REJECT, BODY, FRAME, METHOD, U16, UNEXPECTED_FRAME, Fault
+from proxy.groups.consuming.questions import Joining, Question
+from proxy.groups.model import Link, LinkState
+from proxy.session.channel import Channel
+from proxy.session.merging import Merge, Source
+from proxy.wire.frames import BASIC_NACK, BASIC_REJECT, FRAME, METHOD
 
 MOST_UNACKED: Final = 1 << 18
 """The most unacked deliveries of one channel with members: enough for the default prefetch of as many shards as there
@@ -27,31 +30,23 @@ MOST_OUT_OF_ORDER: Final = 1 << 16
 MOST_TAGS: Final = 4096
 """The most ordinary consumers of one session that are remembered. Each takes up to 400 bytes."""
 
-MOST_HELD: Final = 1 << 24
-"""The most bytes of the broker that may wait until one content is sent whole on a client's channel."""
-
 _LEAVING: Final = LinkState.LEAVING.value
 
 _ACK_SIZE: Final = 13
 """Bytes of the payload of basic.ack, basic.nack and basic.reject: method, delivery tag, bits."""
 
 
-class Source:
+class TaggedSource(Source):
     """One channel of the broker connection whose deliveries go to a client's channel: that channel, or a hidden one."""
 
-    __slots__ = (
-        "body_start", "ended", "final", "first", "left", "link", "number", "numbering", "returning", "settle_start",
-    )  # fmt: skip
+    __slots__ = ("ended", "final", "first", "link", "numbering", "returning", "settle_start")
 
     def __init__(self, number: int, numbering: "Numbering", link: Link | None = None) -> None:
         """`link` is the link of a hidden channel; None for the client's channel, and for a channel without link."""
-        self.number, self.numbering, self.link = number, numbering, link
+        super().__init__(number, numbering)
+        self.numbering, self.link = numbering, link
         self.settle_start = FRAME.pack(METHOD, number, _ACK_SIZE)
         """The first bytes of a frame that acks, nacks or rejects a delivery of this channel."""
-        self.body_start = bytes((BODY,)) + U16.pack(numbering.number)
-        """The first bytes of a body frame on the client's channel, up to the payload's size."""
-        self.left = 0
-        """Bytes still to come of the body of the content under way; -1 before its content header."""
         self.first: Delivery | None = None
         """The oldest delivery that the client has not settled; None if there is none."""
         self.final: Delivery | None = None
@@ -92,7 +87,7 @@ class Source:
 
 
 def returned(kept: int) -> tuple[int, int]:
-    """Return the tag and the method of an element of `Source.returning`."""
+    """Return the tag and the method of an element of `TaggedSource.returning`."""
     return kept >> 1, BASIC_NACK if kept & 1 else BASIC_REJECT
 
 
@@ -101,7 +96,7 @@ class Delivery:
 
     __slots__ = ("after", "after_in_source", "at", "before", "before_in_source", "number", "source", "tag")
 
-    def __init__(self, source: Source, tag: int, number: int, at: float) -> None:
+    def __init__(self, source: TaggedSource, tag: int, number: int, at: float) -> None:
         """`tag` is the broker's delivery tag on the channel of `source`; `at` is the time, monotonic."""
         self.source, self.tag, self.number, self.at = source, tag, number, at
         self.before = self.before_in_source = 0
@@ -123,57 +118,22 @@ class Tags:
         self.count = 0
 
 
-class Joining:
-    """A client's basic.consume on a name that the setting `groups` has, until it shows whether that is a queue's."""
-
-    __slots__ = ("decided", "is_group", "member", "refusal")
-
-    def __init__(self, member: Member, refusal: tuple[int, str] | None) -> None:
-        """`refusal` is the reply code and text that the member gets if the name is a group's; None for none."""
-        self.member, self.refusal = member, refusal
-        self.decided = False
-        """Whether the frame that waits may go on."""
-        self.is_group = False
-        """Whether the member has joined; else the name is a queue's, and the broker gets the frame."""
-
-
-class Question:
-    """The question whether a name is a queue's or a group's, asked for a method other than basic.consume."""
-
-    __slots__ = ("consumers", "decided", "is_group", "left", "messages", "method", "name", "step")
-
-    def __init__(self, name: str, method: int) -> None:
-        """The frame of `method` waits for the answer."""
-        self.name, self.method = name, method
-        self.step = 0
-        """The step that the question is at: a `Step` of proxy/session/pseudo_queue.py, as an integer."""
-        self.decided = False
-        """Whether the frame that waits may go on."""
-        self.is_group = False
-        """Whether the name is a group's; else the broker gets the frame."""
-        self.left: deque[str] = deque()
-        """The shards whose passive queue.declare the broker has yet to answer."""
-        self.messages = self.consumers = 0
-        """The messages and consumers of all shards for which the broker has answered so far."""
-
-
-class Numbering:
+class Numbering(Merge):
     """The delivery tags of one channel of a client's, from its first basic.consume, basic.get or basic.qos to its end.
 
     Until the first member comes, deliveries pass with the broker's tags, and it is only noted which are settled.
     """
 
     __slots__ = (
-        "_above", "_final", "_first", "_lost", "_low", "_session", "_top", "base", "busy", "cancelled", "crowded",
-        "gets", "held", "held_size", "joining", "last", "number", "own", "prefetch", "question", "requests", "started",
-        "tags", "told", "unacked",
+        "_above", "_final", "_first", "_lost", "_low", "_session", "_top", "base", "cancelled", "crowded", "gets",
+        "joining", "last", "own", "prefetch", "question", "requests", "started", "tags", "unacked",
     )  # fmt: skip
 
     def __init__(self, number: int, tags: Tags | None = None) -> None:
         """Start without deliveries. `number` is that of the client's channel, `tags` the count of its session."""
-        self.number = number
+        super().__init__(number)
         self._session = tags or Tags()
-        self.own = Source(number, self)
+        self.own = TaggedSource(number, self)
         """The client's own channel."""
         self.started = False
         """Whether the channel has had a member, so that this proxy numbers its deliveries."""
@@ -207,15 +167,6 @@ class Numbering:
         """The question about a name for which a method of the client's waits; None if none does."""
         self.gets: deque[bool] = deque()
         """Whether each unanswered basic.get is without acks, the oldest first."""
-        # The content under way to the client.
-        self.busy: Source | None = None
-        """The channel whose content the client is getting; None between two contents."""
-        self.held: list[bytes] = []
-        """Frames of the broker's for the client's channel that wait for the end of the content."""
-        self.held_size = 0
-        """The number of bytes in `held`."""
-        self.told: list[bytes] = []
-        """Frames of this proxy's for the client's channel that wait for the end of the content."""
 
     @property
     def is_ordinary(self) -> bool:
@@ -278,7 +229,7 @@ class Numbering:
             self.started, self.base = True, self.last
             self._top = self.base
 
-    def add(self, source: Source, tag: int, now: float) -> int:
+    def add(self, source: TaggedSource, tag: int, now: float) -> int:
         """Return the number of a delivery that the client is to settle; call it only once members have come."""
         number = self.last = self.last + 1
         delivery = self.unacked[number] = Delivery(source, tag, number, now)
@@ -344,15 +295,15 @@ class Numbering:
             self._remove(delivery)
         return delivery
 
-    def settle_all(self, number: int, most: int) -> list[tuple[Source, int, bool, int]]:
+    def settle_all(self, number: int, most: int) -> list[tuple[TaggedSource, int, bool, int]]:
         """Take the client's answer to all deliveries up to a number above `base`, but to no more than `most` of them.
 
         `reaches` says whether any are left. Returns for each channel, in the order in which the broker is to get them,
         the broker's delivery tag, whether the answer is to all up to it, and the method; 0 stands for the client's own.
         What the client returned before goes back in its place among them, but for a link whose member has left.
         """
-        answers: list[tuple[Source, int, bool, int]] = []
-        highest: dict[Source, int] = {}
+        answers: list[tuple[TaggedSource, int, bool, int]] = []
+        highest: dict[TaggedSource, int] = {}
         if below := self._highest_own():
             highest[self.own] = below
             self.settle_all_own(self.base)
@@ -380,9 +331,9 @@ class Numbering:
         """Return whether a delivery above `base` and up to a number is not settled."""
         return self._first is not None and self._first.number <= number
 
-    def recover(self) -> list[Source]:
+    def recover(self) -> list[TaggedSource]:
         """Forget all deliveries, since the broker will deliver them again; return the channels that they were on."""
-        sources: dict[Source, None] = {}
+        sources: dict[TaggedSource, None] = {}
         while (delivery := self._first) is not None:
             sources[delivery.source] = None
             delivery.source.returning = []
@@ -423,27 +374,8 @@ class Numbering:
             self._top -= 1
         return self._top if self._top > self._low else 0
 
-    def hold(self, frame: bytes) -> None:
-        """Keep a frame of the broker's until the content under way has ended. Raises Fault if too much waits.
 
-        RabbitMQ writes each content in one piece, so it is rare that anything waits.
-        """
-        self.held.append(frame)
-        self.held_size += len(frame)
-        if self.held_size > MOST_HELD:
-            raise Fault(UNEXPECTED_FRAME, f"more than {MOST_HELD} bytes amidst one content of channel {self.number}")
-
-    @property
-    def waits(self) -> bool:
-        """Whether anything waits for the end of the content under way."""
-        return bool(self.told or self.held)
-
-    def take_told(self) -> list[bytes]:
-        """Return the frames of this proxy's that have waited, and forget them."""
-        told, self.told = self.told, []
-        return told
-
-    def take_held(self) -> bytes:
-        """Return the frames of the broker's that have waited, and forget them."""
-        held, self.held, self.held_size = b"".join(self.held), [], 0
-        return held
+def numbering_of(channel: Channel) -> Numbering | None:
+    """Return the numbering of a client's channel; None if it has none."""
+    merge = channel.merge
+    return merge if isinstance(merge, Numbering) else None

@@ -9,11 +9,11 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
+from proxy.groups.consuming import answers
+from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
+from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
 from proxy.groups.model import LinkState
-from proxy.session import closing, hidden_methods, links
-from proxy.session.connection import Connection
-from proxy.session.hidden import Consumer, HiddenChannel
-from proxy.session.numbering import MOST_UNACKED, Numbering, Source
+from proxy.session import closing
 from proxy.session.state import ChannelState
 from proxy.wire import content
 from proxy.wire.frames import (
@@ -68,14 +68,14 @@ _OPEN: Final = ChannelState.OPEN.value
 
 
 def whole(  # noqa: C901 - one loop, for speed
-    c: Connection, hidden: HiddenChannel, data: bytes, i: int, size: int
+    g: Consuming, hidden: HiddenChannel, data: bytes, i: int, size: int
 ) -> tuple[int, int, bytes]:
     """Take the deliveries at `i`, the first one of `hidden`, in one pass, as far as each of them has come whole.
 
     Returns the offset behind them, their number of frames, and what the client gets in their place. What is more than
     an ordinary delivery of few bytes is left to `hidden_frame`: then the offset is the one where that begins.
     """
-    sources = links.consuming_of(c).sources
+    sources = g.sources
     number = hidden.number
     frames = 0
     looked: Consumer | None = None
@@ -109,10 +109,10 @@ def whole(  # noqa: C901 - one loop, for speed
         if hidden.left or numbering.busy is not None or len(numbering.unacked) + 1 >= MOST_UNACKED:
             break
         if consumer is not looked:
-            _look(c, consumer)
+            _look(g, consumer)
             looked = consumer
         link.unacked += not consumer.member.no_ack
-        _write(c, hidden, data, i, header, data, header, body_at)
+        _write(g, hidden, data, i, header, data, header, body_at)
         frames += 2
         if length:
             out.write(hidden.body_start)
@@ -122,13 +122,13 @@ def whole(  # noqa: C901 - one loop, for speed
     return i, frames, out.getvalue() if frames else b""
 
 
-def hidden_frame(c: Connection, hidden: HiddenChannel, kind: int, data: bytes, i: int, end: int) -> bytes:
+def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i: int, end: int) -> bytes:
     """Take a frame of a hidden channel; return what the client gets in its place.
 
     A body frame comes here only if it is dropped. Raises Fault for a content that is interrupted.
     """
     if kind == METHOD:
-        return _method(c, hidden, data, i, end)
+        return _method(g, hidden, data, i, end)
     if kind == HEADER:
         if hidden.left != -1:
             raise Fault(UNEXPECTED_FRAME, f"a content header without its method on channel {hidden.number}")
@@ -136,25 +136,25 @@ def hidden_frame(c: Connection, hidden: HiddenChannel, kind: int, data: bytes, i
         if not hidden.passing:
             return b""
         _out.truncate(0)
-        _look(c, hidden.consumer)
-        _write(c, hidden, hidden.frame, 0, len(hidden.frame), data, i, end)
+        _look(g, hidden.consumer)
+        _write(g, hidden, hidden.frame, 0, len(hidden.frame), data, i, end)
         hidden.frame = b""
         if hidden.numbering.full:
-            _refuse(c, hidden.numbering)
+            _refuse(g, hidden.numbering)
         if not hidden.left:
-            _end(hidden)
+            hidden.end()
         return _out.getvalue()
-    body(hidden, end - i - OVERHEAD)
+    hidden.body(end - i - OVERHEAD)
     return b""
 
 
-def _method(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
+def _method(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
     """Take a method: basic.deliver is kept until its content header comes."""
     if hidden.left:
         raise Fault(UNEXPECTED_FRAME, f"a method amidst a content of channel {hidden.number}")
     method = u32(data, i + 7)
     if method != BASIC_DELIVER:
-        return hidden_methods.take(c, hidden, method, data, i, end)
+        return answers.take(g, hidden, method, data, i, end)
     hidden.left = -1
     link, consumer = hidden.link, hidden.consumer
     if link is None:
@@ -170,26 +170,8 @@ def _method(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int)
     return b""
 
 
-def body(source: Source, length: int) -> None:
-    """Take so many bytes of a body. Raises Fault if they are more than the content header has said."""
-    if not 0 <= length <= source.left:
-        raise Fault(UNEXPECTED_FRAME, f"a body frame of channel {source.number} that is longer than announced")
-    source.left -= length
-    if not source.left:
-        _end(source)
-
-
-def _end(source: Source) -> None:
-    """Note that a content has come to its end."""
-    if isinstance(source, HiddenChannel):
-        source.passing = False
-    numbering = source.numbering
-    if numbering.busy is source:
-        numbering.busy = None
-
-
 def _write(
-    c: Connection, hidden: HiddenChannel, frame: bytes, start: int, stop: int, data: bytes, i: int, end: int
+    g: Consuming, hidden: HiddenChannel, frame: bytes, start: int, stop: int, data: bytes, i: int, end: int
 ) -> None:
     """Add to the buffer the basic.deliver and content header that the client gets, and count the delivery.
 
@@ -206,18 +188,18 @@ def _write(
     if length:
         exchange = frame[at + 10 : names]
         shown = consumer.shown.get(exchange)
-        both = (_shown(c, consumer, exchange) if shown is None else shown) + frame[names : stop - 1]
+        both = (_shown(g, consumer, exchange) if shown is None else shown) + frame[names : stop - 1]
     else:
         exchange, key = content.origin_in(data, i + 7, end - 1)
         both = shorted(exchange) + shorted(key) if exchange else frame[at + 9 : stop - 1]
-    number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), c.now)
+    number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), g.c.now)
     link.delivered += 1
-    link.delivered_at = c.now
+    link.delivered_at = g.c.now
     if frame[at + 8]:
         times = content.times_redelivered(data, i + 7, end - 1)
         # A classic queue does not count. Most messages differ in their headers, such as the ring id, or in their keys.
         message = 0 if times else hash(both) ^ hash(data[i:end])
-        consumer.member.redelivered_of(link.shard).note(times, message, c.now)
+        consumer.member.redelivered_of(link.shard).note(times, message, g.c.now)
     channel, head, out = consumer.channel, hidden.head, _out
     out.write(channel.method_start)
     write_i32_be(out, len(head) + 9 + len(both))
@@ -230,17 +212,17 @@ def _write(
     out.write(data[i + 3 : end])
 
 
-def _look(c: Connection, consumer: Consumer) -> None:
+def _look(g: Consuming, consumer: Consumer) -> None:
     """Learn the lanes of the ring as it is now, in whose place the client sees the ring's exchange."""
     ring = consumer.member.exchange
-    entry = c.table.entry_of(ring) if c.table is not None else None
+    entry = g.c.table.entry_of(ring) if g.c.table is not None else None
     if entry is not consumer.shown_of:
         consumer.shown_of = entry
         for lane in entry.lanes.values() if entry is not None else ():
             consumer.shown[lane.encode()] = shorted(ring.encode())
 
 
-def _shown(c: Connection, consumer: Consumer, exchange: bytes) -> bytes:
+def _shown(g: Consuming, consumer: Consumer, exchange: bytes) -> bytes:
     """Return, and remember, the short string that a client sees for an exchange that is no lane of the ring as it is.
 
     Messages may wait in a shard for longer than their lane exists. So an exchange named as `ring-proxy topology` names
@@ -249,7 +231,7 @@ def _shown(c: Connection, consumer: Consumer, exchange: bytes) -> bytes:
     if len(consumer.shown) >= _MOST_SHOWN:
         consumer.shown.clear()
         consumer.shown_of = None
-        _look(c, consumer)
+        _look(g, consumer)
     ring = consumer.member.exchange.encode()
     is_lane = exchange.startswith(ring + _LANE)
     shown = consumer.shown[exchange] = shorted(ring if is_lane else exchange)
@@ -257,7 +239,7 @@ def _shown(c: Connection, consumer: Consumer, exchange: bytes) -> bytes:
 
 
 def own_frame(
-    c: Connection, numbering: Numbering, kind: int, replaced: bytes | None, data: bytes, i: int, end: int
+    g: Consuming, numbering: Numbering, kind: int, replaced: bytes | None, data: bytes, i: int, end: int
 ) -> bytes | None:
     """Note what a frame of the broker on the client's own channel means for deliveries; return what the client gets.
 
@@ -276,21 +258,21 @@ def own_frame(
             at = i + 12 + data[i + 11]
             tag = data[i + 12 : at]
             settled = numbering.tags.get(tag, False) or tag in numbering.cancelled
-            return _numbered(c, numbering, at, settled, data, i, end)
+            return _numbered(g, numbering, at, settled, data, i, end)
         if method == BASIC_GET_OK:
             settled = numbering.gets.popleft() if numbering.gets else False
-            return _numbered(c, numbering, i + 11, settled, data, i, end)
+            return _numbered(g, numbering, i + 11, settled, data, i, end)
         return None
     if kind == HEADER:
         own.left = u64(data, i + 11)
         numbering.busy = own if own.left else None
     elif kind == BODY and own.left > 0:
-        body(own, end - i - OVERHEAD)
+        own.body(end - i - OVERHEAD)
     return replaced
 
 
 def _numbered(
-    c: Connection, numbering: Numbering, at: int, settled: bool, data: bytes, i: int, end: int
+    g: Consuming, numbering: Numbering, at: int, settled: bool, data: bytes, i: int, end: int
 ) -> bytes | None:
     """Return the frame of a delivery on the client's own channel with its number as delivery tag.
 
@@ -300,15 +282,15 @@ def _numbered(
     if not numbering.started:
         numbering.pass_delivery(tag, settled=settled)
         return None
-    number = numbering.add_settled() if settled else numbering.add(numbering.own, tag, c.now)
+    number = numbering.add_settled() if settled else numbering.add(numbering.own, tag, g.c.now)
     if numbering.full:
-        _refuse(c, numbering)
+        _refuse(g, numbering)
     return None if number == tag else data[i:at] + U64.pack(number) + data[at + 8 : end]
 
 
-def _refuse(c: Connection, numbering: Numbering) -> None:
+def _refuse(g: Consuming, numbering: Numbering) -> None:
     """Close a channel whose client holds too many deliveries: each of them takes memory here."""
-    channel = c.channels.get(numbering.number)
-    if channel is not None and channel.numbering is numbering:
+    channel = g.c.channels.get(numbering.number)
+    if channel is not None and channel.merge is numbering:
         text = f"a channel with consumers of groups holds {MOST_UNACKED} deliveries without an ack"
-        closing.refuse_channel(c, channel, RESOURCE_ERROR, text, BASIC_CONSUME)
+        closing.refuse_channel(g.c, channel, RESOURCE_ERROR, text, BASIC_CONSUME)

@@ -6,10 +6,11 @@ from struct import pack
 import pytest
 from pamqp import commands
 
-from proxy.session import broker_loop, client_loop, links
+from proxy.groups.consuming.tags import numbering_of
+from proxy.session import broker_loop, client_loop
 from proxy.session.broker_loop import BrokerFault
-from tests.unit.proxy.session import grouping
-from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, is_close, seen
+from tests.unit.proxy.groups.consuming import grouping
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, seen
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     body,
@@ -263,7 +264,7 @@ def test_what_comes_on_a_number_that_is_free_is_dropped() -> None:
 def test_without_acks_nothing_is_remembered() -> None:
     wire = joined(no_ack=True)()
     assert wire.broker(deliver(A, 1) + deliver(B, 1)) == seen(1) + seen(2)
-    numbering = wire.c.channels[1].numbering
+    numbering = numbering_of(wire.c.channels[1])
     assert numbering is not None
     assert numbering.unacked == {}
-    assert links.consuming_of(wire.c).unacked == 0
+    assert wire.consuming.unacked == 0

@@ -8,9 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from proxy.groups.consuming.events import GroupEvent
+from proxy.groups.consuming.questions import Question
+from proxy.groups.consuming.tags import Numbering, TaggedSource, Tags
 from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel
-from proxy.session.numbering import Numbering, Question, Source, Tags
+from proxy.session.connection import Connection
+from proxy.session.interceptor import Interceptor
 from proxy.wire.frames import BASIC_DELIVER, U32, shorted
 
 
@@ -21,10 +25,10 @@ class Requeued(NamedTuple):
     last: float
 
 
-class HiddenChannel(Source):
+class HiddenChannel(TaggedSource):
     """One hidden channel, from its channel.open to its close-ok. It serves one link, or one question about a name."""
 
-    __slots__ = ("closing", "consumer", "frame", "head", "passing")
+    __slots__ = ("closing", "consumer", "frame", "head")
 
     def __init__(self, number: int, consumer: "Consumer", link: Link | None) -> None:
         """`link` is None for a channel that only asks whether a queue has the name of the consumer's group."""
@@ -36,8 +40,6 @@ class HiddenChannel(Source):
         """The basic.deliver whose content header is due; empty otherwise."""
         self.head = U32.pack(BASIC_DELIVER) + shorted(consumer.member.tag)
         """The payload of basic.deliver up to the delivery tag, as the client gets it."""
-        self.passing = False
-        """Whether the content under way goes to the client; else it is dropped."""
 
 
 class Consumer:
@@ -71,33 +73,28 @@ class Consumer:
         """By exchange that RabbitMQ names in a delivery, the exchange that the client sees."""
 
 
-class Consuming:
+class Consuming(Interceptor):
     """The hidden channels and group members of one session; it lives as long as the session."""
 
     __slots__ = (
-        "by_tag",
-        "consumer_timeout",
-        "consumers",
-        "draining",
-        "due",
-        "free",
-        "match",
-        "most",
-        "requeued",
-        "sources",
-        "tags",
-        "untimed",
-    )
+        "by_tag", "c", "closing", "consumer_timeout", "consumers", "draining", "due", "events", "free", "match", "most",
+        "requeued", "tags", "untimed",
+    )  # fmt: skip
 
-    def __init__(self, match: Callable[[str, str], bool]) -> None:
-        """`match` says of a virtual host and a name whether clients may consume from the name as a group."""
-        self.match = match
+    def __init__(self, connection: Connection, match: Callable[[str, str], bool], consumer_timeout: int = 0) -> None:
+        """`match` says of a virtual host and a name whether clients may consume from the name as a group.
+
+        `consumer_timeout` is the x-consumer-timeout of links, in milliseconds; 0 leaves it to the broker. It is longer
+        than `groups_ack_timeout`, so that this sidecar ends such a link first.
+        """
+        super().__init__()
+        self.c, self.match, self.consumer_timeout = connection, match, consumer_timeout
         self.free: deque[int] = deque()
         """The numbers of hidden channels that are free."""
         self.most = 0
         """How many hidden channels there may be."""
-        self.sources: dict[int, Source] = {}
-        """By number, the hidden channels and those channels of the client that have a numbering."""
+        self.closing = 0
+        """How many numbers come back as soon as the broker has answered a channel.close."""
         self.consumers: dict[Member, Consumer] = {}
         """The members that have not left."""
         self.by_tag: dict[tuple[int, bytes], Consumer] = {}
@@ -108,17 +105,14 @@ class Consuming:
         """The shards whose queues take no consumer timeout: classic ones on RabbitMQ 4.3."""
         self.requeued: dict[HiddenChannel, Requeued] = {}
         """The channels of links of which the client has returned a delivery that the broker has yet to get back."""
-        self.due: list[bytes] = []
+        self.due = connection.to_broker.due
         """Frames of hidden channels that the broker gets at the next boundary of a frame."""
-        self.consumer_timeout = 0
-        """The x-consumer-timeout of links, in milliseconds; 0 leaves it to the broker.
-
-        It is longer than `groups_ack_timeout`, so that this sidecar ends such a link first.
-        """
+        self.events: list[GroupEvent] = []
+        """The events that the attendant has not been told of yet."""
         self.draining = False
         """Whether all members have been told to leave, as this proxy shuts down."""
 
-    def open(self, first: int, count: int) -> None:
+    def opened(self, first: int, count: int) -> None:
         """Take the numbers that the handshake has kept back."""
         self.most = count
         self.free.extend(range(first, first + count))
@@ -136,24 +130,15 @@ class Consuming:
     def gone(self, hidden: HiddenChannel) -> None:
         """Take a hidden channel's number back: both sides have closed it."""
         del self.sources[hidden.number]
+        self.closing -= hidden.closing
         self.requeued.pop(hidden, None)
         hidden.consumer.hidden.pop(hidden, None)
         self.free.append(hidden.number)
 
     @property
-    def closing(self) -> int:
-        """How many numbers come back as soon as the broker has answered a channel.close."""
-        return sum(isinstance(source, HiddenChannel) and source.closing for source in self.sources.values())
-
-    @property
     def has_room(self) -> bool:
         """Whether a link may be opened. The last number is for a question about a name, as long as others come back."""
         return bool(self.free) and not (len(self.free) == 1 and self.closing)
-
-    def take_due(self) -> bytes:
-        """Return the frames that are due, and forget them."""
-        due, self.due[:] = b"".join(self.due), []
-        return due
 
     @property
     def unacked(self) -> int:

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 
+from proxy.groups.consuming import links
+from proxy.groups.consuming.hidden import Consumer, Consuming
+from proxy.groups.consuming.settle import oldest_by_shard
+from proxy.groups.consuming.tags import MOST_UNACKED
 from proxy.groups.model import Member
-from proxy.session import closing, links
-from proxy.session.connection import Connection
-from proxy.session.hidden import Consumer
-from proxy.session.numbering import MOST_UNACKED
-from proxy.session.settling import oldest_by_shard
+from proxy.session import closing
 from proxy.session.state import ChannelState
 from proxy.wire.frames import BASIC_CONSUME
 
@@ -16,70 +16,70 @@ from proxy.wire.frames import BASIC_CONSUME
 class GroupActions:
     """The actions of one session on its members; it lives as long as the session."""
 
-    def __init__(self, connection: Connection, then: Callable[[], None]) -> None:
+    def __init__(self, consuming: Consuming, then: Callable[[], None]) -> None:
         """`then` is called after each action, and writes the frames that the action made to both peers."""
-        self._connection, self._hand_on = connection, then
+        self._own, self._hand_on = consuming, then
 
     def _then(self) -> None:
-        links.flush(self._connection)
+        self._own.c.to_broker.flush()
         self._hand_on()
 
     def _consumer(self, member: Member) -> Consumer | None:
         """Return the session's consumer of a member; None if it has ended, or leaves."""
-        c = self._connection
+        c = self._own.c
         c.now = time.monotonic()  # it may be long since a peer has sent anything
-        consumer = c.consuming.consumers.get(member) if c.consuming is not None and c.running else None
+        consumer = self._own.consumers.get(member) if c.running else None
         if consumer is None or consumer.leaving or consumer.channel.state != ChannelState.OPEN:
             return None
         return consumer
 
     def start(self, member: Member) -> None:
         """Let a member that asked to join begin: its client gets basic.consume-ok."""
-        c, consumer = self._connection, self._consumer(member)
-        if consumer is None or c.consuming is None:
+        consumer = self._consumer(member)
+        if consumer is None:
             return
         joining = consumer.numbering.joining
         if joining is not None and joining.member is member:
             joining.decided = joining.is_group = True
         consumer.numbering.start()
         if answer := links.consume_ok(consumer):
-            links.tell(c, consumer.numbering, answer)
+            links.tell(self._own, consumer.numbering, answer)
         self._then()
 
     def refuse(self, member: Member, code: int, text: str) -> None:
         """Close the client's channel, since the member cannot join."""
         if (consumer := self._consumer(member)) is not None:
-            closing.refuse_channel(self._connection, consumer.channel, code, text, BASIC_CONSUME)
+            closing.refuse_channel(self._own.c, consumer.channel, code, text, BASIC_CONSUME)
             self._then()
 
     def open(self, member: Member, shard: str) -> str:
         """Open a link; return why that cannot be, and an empty string where it is OPENING, or the member has ended."""
-        c, consumer = self._connection, self._consumer(member)
-        if consumer is None or c.consuming is None:
+        consumer = self._consumer(member)
+        if consumer is None:
             return ""
         if consumer.numbering.unsure:
             return consumer.numbering.unsure
-        same = [each.member for each in c.consuming.consumers.values() if each.channel is consumer.channel]
+        same = [each.member for each in self._own.consumers.values() if each.channel is consumer.channel]
         # What all links of the channel may bring has to fit, with this one.
         may_hold = sum(each.held_at_most * len(each.links) for each in same) + member.held_at_most
         if may_hold > MOST_UNACKED:
             return f"the channel may hold {MOST_UNACKED} messages without an ack, and its prefetch is for more"
-        why = links.open_link(c, consumer, shard)
+        why = links.open_link(self._own, consumer, shard)
         self._then()
         return why
 
     def let_go(self, member: Member, shard: str) -> None:
         """Have a link end once the client has settled what it got; until then the client gets no more by it."""
         if self._consumer(member) is not None:
-            links.let_go(self._connection, member, shard)
+            links.let_go(self._own, member, shard)
             self._then()
 
     def give_up(self, member: Member, shard: str) -> None:
         """Have a link end at once, though its client holds messages; the member may be leaving."""
-        c = self._connection
+        c = self._own.c
         c.now = time.monotonic()
-        if c.consuming is not None and c.running:
-            links.give_up(c, member, shard)
+        if c.running:
+            links.give_up(self._own, member, shard)
             self._then()
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
@@ -87,5 +87,4 @@ class GroupActions:
 
         The member may be leaving.
         """
-        c = self._connection
-        return oldest_by_shard(c.consuming, member) if c.consuming is not None and c.running else {}
+        return oldest_by_shard(self._own, member) if self._own.c.running else {}

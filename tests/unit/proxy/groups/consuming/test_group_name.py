@@ -3,13 +3,15 @@
 import pytest
 from pamqp import base, commands
 
-from proxy.session import client_loop, pseudo_queue
+from proxy.groups.consuming import group_name
+from proxy.groups.consuming.events import DeclaredGroup, Shadowed, ShardsAsked
+from proxy.groups.consuming.interceptor import GroupInterceptor
+from proxy.session import client_loop
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
-from proxy.session.events import DeclaredGroup, Refused, Shadowed
-from proxy.session.numbering import Question
+from proxy.session.events import Refused
 from proxy.session.state import ChannelState
-from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, consume, deliver, is_close
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, consume, deliver, is_close
 from tests.unit.proxy.session.wire import (
     Wire,
     chunkings,
@@ -62,11 +64,12 @@ def counted(number: int, messages: int, consumers: int) -> bytes:
     return made(number, Queue.DeclareOk("a shard", messages, consumers))
 
 
-def question_of(wire: Grouping, channel: int = 1) -> tuple[Channel, Question]:
-    """Return the question for which the groups are to tell the shards."""
-    question = pseudo_queue.awaits_shards(wire.c.channels[channel])
-    assert question is not None
-    return wire.c.channels[channel], question
+def asking(wire: Grouping) -> Channel:
+    """Return the channel for which the groups are asked to tell the shards, and forget that they were asked."""
+    (event,) = (each for each in wire.consuming.events if isinstance(each, ShardsAsked))
+    wire.consuming.events.remove(event)
+    assert event.name == "x"
+    return event.channel
 
 
 def is_exchange(wire: Grouping, number: int) -> None:
@@ -79,7 +82,7 @@ def is_exchange(wire: Grouping, number: int) -> None:
 
 def shards(wire: Grouping, names: list[str] | None) -> bytes:
     """Tell the shards, and return what goes to the broker."""
-    pseudo_queue.found(wire.c, *question_of(wire), names)
+    group_name.found(wire.consuming, asking(wire), names)
     return wire.to_broker()
 
 
@@ -106,7 +109,7 @@ def test_a_declaration_is_answered_with_the_sums_of_the_shards(passive: bool) ->
     to_broker, _ = wire.both(counted(number, 4, 1))
     assert is_close(split(to_broker)[0])
     assert resumed(wire) == (b"", made(1, Queue.DeclareOk("x", 7, 2)))
-    assert wire.c.events == [DeclaredGroup("x")]
+    assert wire.events == [DeclaredGroup("x")]
     wire.broker(closed(number))
     assert len(wire.consuming.free) == 20
 
@@ -206,7 +209,7 @@ def test_a_queue_of_that_name_wins(what: str, has_exchange: bool) -> None:
         wire.broker(closed(number))
     else:
         wire.both(missing(number, (40, 10)))
-    assert wire.c.events == ([Shadowed("x")] if has_exchange else [])
+    assert wire.events == ([Shadowed("x")] if has_exchange else [])
     assert len(wire.consuming.free) == 20
 
 
@@ -218,7 +221,7 @@ def test_where_the_broker_has_neither_the_method_passes(what: str) -> None:
     wire.both(opened(number) + missing(number))
     wire.both(opened(number) + missing(number, (40, 10)))
     assert wire.resumed() == made(1, request)
-    assert wire.c.events == []
+    assert wire.events == []
     assert len(wire.consuming.free) == 20
 
 
@@ -261,7 +264,7 @@ def test_what_follows_waits_and_other_channels_go_on() -> None:
             client_loop.from_client(wire.c, chunk)
         sent = split(wire.to_broker())
         assert [(each.channel, each.id) for each in sent if each.kind == 1] == [*ASKED, (2, (60, 40))]
-        assert is_waiting(wire, Wait.NAMED)
+        assert is_waiting(wire, Wait.INTERCEPTED)
         is_exchange(wire, FIRST)
         shards(wire, [])
         to_broker, to_client = resumed(wire)
@@ -271,7 +274,7 @@ def test_what_follows_waits_and_other_channels_go_on() -> None:
             (FIRST + 1, (20, 10)),
             (FIRST + 1, (50, 10)),
         ]
-        assert is_waiting(wire, Wait.JOINING)
+        assert is_waiting(wire, Wait.INTERCEPTED)
 
 
 def test_the_answer_comes_behind_those_to_earlier_requests() -> None:
@@ -355,11 +358,11 @@ def test_where_the_shards_cannot_be_read_no_queue_is_made() -> None:
     wire = Grouping()
     number = asked(wire)
     is_exchange(wire, number)
-    pseudo_queue.not_found(wire.c, *question_of(wire), "no answer")
+    group_name.found(wire.consuming, asking(wire), None, "no answer")
     sent = split(wire.to_broker())
     assert {(each.channel, each.id) for each in sent} == {(1, (20, 40)), (number, (20, 40))}
     assert resumed(wire) == (b"", b"")
-    assert wire.c.events == [Refused(541, "it is not known whether 'x' is a group: no answer", wire.c.channels[1])]
+    assert wire.events == [Refused(541, "it is not known whether 'x' is a group: no answer", wire.c.channels[1])]
     (refusal,) = split(wire.broker(made(1, commands.Channel.CloseOk())))
     assert (code_of(refusal), refusal.payload[-4:]) == (541, b"\0\x32\0\x0a")
     wire.broker(closed(number))
@@ -374,14 +377,12 @@ def test_a_channel_that_ends_meanwhile_takes_its_question_along(step: int) -> No
         wire.both(opened(number) + missing(number))
     if step > 1:
         wire.both(opened(number) + made(number, Exchange.DeclareOk()))
-    question = wire.c.channels[1].numbering.question if wire.c.channels[1].numbering is not None else None
     if step > 2:
         shards(wire, ["q1", "q2"])
     to_broker, _ = wire.both(close_channel(1, 404, b"NOT_FOUND - no exchange", (60, 40)))
     assert is_close(next(each for each in split(to_broker) if each.channel == number))
     assert wire.c.channels[1].state == ChannelState.CLOSED
-    assert question is not None
-    pseudo_queue.found(wire.c, wire.c.channels[1], question, ["q1"])
+    group_name.found(wire.consuming, wire.c.channels[1], ["q1"])
     assert wire.to_broker() == b""
     # What the broker had sent before changes nothing, and the number is free again.
     wire.both(counted(number, 1, 1) + closed(number))
@@ -402,6 +403,7 @@ def test_the_brokers_reason_is_passed_on_while_the_shards_are_read() -> None:
 
 def test_a_missing_right_on_many_shards_names_one_of_them_and_no_pattern_that_is_cut_short() -> None:
     c = Wire({"x": known(ring(*(queue(f"shard of region {n}") for n in range(8))))}).c
+    consuming = GroupInterceptor(c, lambda vhost, name: True)
     denied = "ACCESS_REFUSED - read access to queue 'shard of region 3' in vhost '/' refused for user 'u'"
-    told = pseudo_queue.not_permitted(c, "x", denied)
+    told = group_name.not_permitted(consuming, "x", denied)
     assert told.endswith("user 'u': grant read on the exchange's name and on its shards, such as 'shard of region 0'")

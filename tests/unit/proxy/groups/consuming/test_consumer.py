@@ -3,13 +3,15 @@
 import pytest
 from pamqp import commands
 
+from proxy.groups.consuming import consumer, links, settle
+from proxy.groups.consuming.events import Left, LinkRefused, Shadowed
+from proxy.groups.consuming.tags import MOST_TAGS, MOST_UNACKED, Numbering, numbering_of
 from proxy.groups.model import LinkState
-from proxy.session import client_loop, consuming, links, settling
+from proxy.session import client_loop
 from proxy.session.backlog import Wait
-from proxy.session.events import Left, LinkRefused, Refused, Shadowed
-from proxy.session.numbering import MOST_TAGS, MOST_UNACKED
+from proxy.session.events import Refused
 from proxy.session.state import Phase
-from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, consume, deliver, is_close, opened, seen
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, consume, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import (
     Frame,
     Wire,
@@ -62,7 +64,7 @@ def test_what_follows_a_consume_waits_until_the_member_has_joined() -> None:
             client_loop.from_client(wire.c, chunk)
         asked = split(wire.to_broker())
         assert [(each.channel, each.id) for each in asked] == [(FIRST, (20, 10)), (FIRST, (50, 10)), (2, (60, 10))]
-        assert wire.waits_for is Wait.JOINING
+        assert wire.waits_for is Wait.INTERCEPTED
         assert wire.no_queue(FIRST) == (made(FIRST, commands.Channel.CloseOk()), b"")
         member = wire.asked()
         assert (member.vhost, member.exchange, member.channel, member.tag) == ("/", "x", 1, b"c")
@@ -85,7 +87,7 @@ def test_a_queue_of_that_name_wins() -> None:
     )
     assert is_close(split(to_broker)[0])
     assert to_client == b""
-    assert wire.c.events == [Shadowed("x")]
+    assert wire.events == [Shadowed("x")]
     assert wire.resumed() == consume(1)
     assert wire.broker(closed(number)) == b""
     assert (wire.consuming.consumers, len(wire.consuming.free)) == ({}, 20)
@@ -144,7 +146,7 @@ def test_what_no_member_may_ask_for(more: dict[str, object], code: int, text: st
     (close,) = split(wire.broker(closed(1)))
     assert (close.channel, code_of(close)) == (1, code)
     assert text in text_of(close)
-    assert not any(isinstance(event, Left) for event in wire.c.events)
+    assert not any(isinstance(event, Left) for event in wire.events)
 
 
 def test_a_channel_with_transactions_has_no_members_and_one_with_members_no_transactions() -> None:
@@ -217,7 +219,7 @@ def test_a_missing_right_is_the_clients_business_before_the_first_link_and_not_a
     (close,) = split(wire.broker(closed(B) + closed(1)))
     told = "group 'x' refused for user 'u': grant read on the exchange's name and on its shards, ^(x|q1|q2|q3)$"
     assert (code_of(close), text_of(close)) == (403, f"ACCESS_REFUSED - {told}")
-    assert Left(member) in wire.c.events
+    assert Left(member) in wire.events
     wire = joined()
     member = next(iter(wire.consuming.consumers))
     wire.both(close_channel(A, 403, denied, (60, 20)))
@@ -234,7 +236,7 @@ def test_a_channel_that_ends_while_its_consumer_waits_leaves_nothing() -> None:
     client_loop.from_client(wire.c, closed(1))
     wire.both(closed(number))
     assert (wire.consuming.consumers, wire.consuming.sources, len(wire.consuming.free)) == ({}, {}, 20)
-    assert wire.c.events == []
+    assert wire.events == []
 
 
 # Acks.
@@ -249,7 +251,7 @@ def test_what_a_consumer_without_acks_gets_before_its_cancel_ok_is_not_acked(sta
     wire.broker(deliver(1, 1, consumer="p"))
     if not start:
         wire.join()
-    number = next(each.number for each in wire.consuming.sources.values() if each.link is not None)
+    number = next(number for number, each in wire.consuming.sources.items() if each.is_hidden)
     assert wire.broker(deliver(number, 1)) == seen(2)
     assert wire.client(ack(1, 0, True)) == ack(number, 1, True)
     ok = made(1, commands.Basic.CancelOk("p"))
@@ -326,9 +328,9 @@ def test_what_the_client_returns_waits_for_what_it_holds_before_it_of_the_shard(
 def test_what_the_client_returns_goes_to_the_broker_in_a_moment_unless_the_member_leaves() -> None:
     wire = holding()
     assert wire.client(reject(1) + requeue(2)) == b""
-    settling.hand_back(wire.c, wire.c.now, wire.c.now)
+    settle.hand_back(wire.consuming, wire.c.now, wire.c.now)
     assert wire.to_broker() == made(A, commands.Basic.Reject(1, True)) + made(B, commands.Basic.Nack(1, False, True))
-    settling.hand_back(wire.c, wire.c.now, wire.c.now)
+    settle.hand_back(wire.consuming, wire.c.now, wire.c.now)
     assert wire.to_broker() == b""
     # An ack of a later delivery does not wait, nor what was returned before it.
     wire = holding()
@@ -339,7 +341,7 @@ def test_what_the_client_returns_goes_to_the_broker_in_a_moment_unless_the_membe
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
     (close,) = split(wire.to_broker())
     assert (close.channel, is_close(close)) == (B, True)
-    settling.hand_back(wire.c, wire.c.now, wire.c.now)
+    settle.hand_back(wire.consuming, wire.c.now, wire.c.now)
     assert wire.to_broker() == b""
 
 
@@ -350,11 +352,11 @@ def test_the_moment_counts_from_the_last_reject_of_a_link_but_not_for_ever() -> 
     wire.client(reject(1) + requeue(2))
     wire.c.now = 10.04
     wire.client(reject(3))
-    settling.hand_back(wire.c, 10.01, 9.0)
+    settle.hand_back(wire.consuming, 10.01, 9.0)
     assert wire.to_broker() == made(B, commands.Basic.Nack(1, False, True))
-    settling.hand_back(wire.c, 10.03, 9.9)
+    settle.hand_back(wire.consuming, 10.03, 9.9)
     assert wire.to_broker() == b""
-    settling.hand_back(wire.c, 10.03, 10.0)
+    settle.hand_back(wire.consuming, 10.03, 10.0)
     assert wire.to_broker() == b"".join(made(A, commands.Basic.Reject(tag, True)) for tag in (1, 2))
 
 
@@ -371,7 +373,8 @@ def crowd(channel: int) -> bytes:
 
 
 def remembered(wire: Grouping) -> int:
-    return sum(len(source.numbering.tags) for source in wire.consuming.sources.values() if source.link is None)
+    found = [source.merge for source in wire.consuming.sources.values() if not source.is_hidden]
+    return sum(len(merge.tags) for merge in found if isinstance(merge, Numbering))
 
 
 def test_ordinary_consumers_of_a_session_take_memory_for_so_many_only() -> None:
@@ -448,7 +451,7 @@ def test_a_cancel_lets_the_client_ack_and_closes_each_link_behind_its_last() -> 
     assert wire.broker(deliver(A, 4) + closed(A) + closed(B)) == b""
     assert len(wire.consuming.free) == 20
     # The tag is free, and an answer to a tag that has one is a mistake as ever.
-    wire.c.events.clear()
+    wire.forget()
     wire.no_queue(wire.ask())
     assert wire.asked().tag == b"c"
 
@@ -509,7 +512,7 @@ def test_all_leave_as_the_sidecar_shuts_down() -> None:
     """A member without acks gets all that the broker has sent, and one that waits to be let in waits no more."""
     wire = joined(no_ack=True)
     number = wire.ask(channel=2, tag="d")
-    consuming.leave_all(wire.c)
+    consumer.leave_all(wire.consuming)
     sent = [(each.channel, each.id) for each in wire.frames()]
     assert sorted(sent) == [(2, (20, 40)), (A, (60, 30)), (B, (60, 30)), (number, (20, 40))]
     assert wire.consuming.unacked == 2
@@ -651,7 +654,7 @@ def test_without_the_setting_nothing_is_looked_at() -> None:
     wire = Wire()
     data = consume(1) + ack(1, 4) + made(1, commands.Basic.Cancel("c")) + made(1, commands.Basic.Recover(True))
     assert wire.client(data) == data
-    assert wire.c.channels[1].numbering is None
+    assert numbering_of(wire.c.channels[1]) is None
     assert method(1, 60, 21) == wire.broker(method(1, 60, 21))
 
 
@@ -667,7 +670,7 @@ def test_a_prefetch_that_the_channel_has_no_room_for_opens_no_further_link() -> 
 def test_a_client_that_acks_nothing_loses_its_channel_before_it_takes_much_memory() -> None:
     wire = joined()
     wire.broker(deliver(A, 1))
-    numbering = wire.c.channels[1].numbering
+    numbering = numbering_of(wire.c.channels[1])
     assert numbering is not None
     while len(numbering.unacked) < MOST_UNACKED - 1:
         numbering.add(numbering.own, numbering.last, 0.0)

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.groups.consuming import tags as tags_module
+from proxy.groups.consuming.tags import Delivery, Numbering, TaggedSource
 from proxy.groups.model import Link, Member
-from proxy.session import numbering as numbering_module
-from proxy.session.numbering import Delivery, Numbering, Source
 from proxy.wire.frames import BASIC_NACK, BASIC_REJECT
 
 
-def sources(numbering: Numbering, count: int) -> list[Source]:
+def sources(numbering: Numbering, count: int) -> list[TaggedSource]:
     member = Member("m", "/", "x", 1, b"c")
-    return [numbering.own, *(Source(1000 + n, numbering, Link(member, f"q{n}")) for n in range(count))]
+    return [numbering.own, *(TaggedSource(1000 + n, numbering, Link(member, f"q{n}")) for n in range(count))]
 
 
 MOST = 1 << 30
@@ -26,12 +26,12 @@ class World:
         self.numbering = Numbering(1)
         self.sources = sources(self.numbering, 3)
         self.tags = dict.fromkeys(self.sources, 0)
-        self.open: dict[int, tuple[Source, int]] = {}
-        self.unacked: dict[Source, set[int]] = {source: set() for source in self.sources}
-        self.returning: dict[tuple[Source, int], int] = {}
+        self.open: dict[int, tuple[TaggedSource, int]] = {}
+        self.unacked: dict[TaggedSource, set[int]] = {source: set() for source in self.sources}
+        self.returning: dict[tuple[TaggedSource, int], int] = {}
         """What the client has returned and the broker has yet to hear of, with the method."""
 
-    def deliver(self, source: Source, *, settled: bool) -> None:
+    def deliver(self, source: TaggedSource, *, settled: bool) -> None:
         """The broker delivers on a channel; `settled` says that nobody acks it."""
         numbering = self.numbering
         self.tags[source] += 1
@@ -63,7 +63,7 @@ class World:
             numbering.settle_all_own(number or numbering.last)
             assert self.settle(numbering.own, number, True) == wanted
         else:
-            got: set[tuple[Source, int]] = set()
+            got: set[tuple[TaggedSource, int]] = set()
             for source, tag, many, method in numbering.settle_all(number or numbering.last, MOST):
                 if method:
                     assert self.returning.pop((source, tag)) == method
@@ -87,7 +87,7 @@ class World:
         else:
             assert self.settle(source, tag, False) == {(source, tag)}
 
-    def hand_back(self, source: Source, most: int) -> None:
+    def hand_back(self, source: TaggedSource, most: int) -> None:
         """A moment has passed: what waits for none before it goes back."""
         taken = source.take_returned(most)
         assert len(taken) <= most
@@ -96,7 +96,7 @@ class World:
             assert self.returning.pop((source, tag)) == method
             assert self.settle(source, tag, False) == {(source, tag)}
 
-    def settle(self, source: Source, tag: int, multiple: bool) -> set[tuple[Source, int]]:
+    def settle(self, source: TaggedSource, tag: int, multiple: bool) -> set[tuple[TaggedSource, int]]:
         """The broker takes an answer, as RabbitMQ does: one to a tag that is not unacked closes the channel."""
         there = self.unacked[source]
         assert tag in there or (multiple and not tag)
@@ -117,7 +117,7 @@ class World:
                 assert source.link.unacked == len(held) == len(there) - len(waits)
 
 
-def in_source(source: Source) -> Iterator[Delivery]:
+def in_source(source: TaggedSource) -> Iterator[Delivery]:
     """Yield the unsettled deliveries of a source, the oldest first, and check that they know each other both ways."""
     each, before = source.first, None
     while each is not None:
@@ -179,7 +179,7 @@ def test_the_oldest_delivery_of_each_channel_is_known() -> None:
 def test_acks_out_of_order_take_memory_for_so_many_only() -> None:
     """One that is never acked in front of them; without members it is only the joining that needs to know."""
     numbering = Numbering(1)
-    most = numbering_module.MOST_UNACKED
+    most = tags_module.MOST_UNACKED
     for tag in range(1, most + 3):
         numbering.pass_delivery(tag, settled=tag > 1)
     assert numbering.unsure

@@ -1,10 +1,10 @@
 """What the broker says on a hidden channel besides deliveries: answers, and the ends of consumers and channels."""
 
+from proxy.groups.consuming import group_name, links
+from proxy.groups.consuming.events import JoinAsked, Shadowed
+from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.model import Link, LinkEvent, LinkState
-from proxy.session import closing, links, pseudo_queue
-from proxy.session.connection import Connection
-from proxy.session.events import JoinAsked, Shadowed
-from proxy.session.hidden import Consumer, HiddenChannel
+from proxy.session import closing
 from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_CANCEL,
@@ -21,89 +21,89 @@ from proxy.wire.frames import (
 )
 
 
-def take(c: Connection, hidden: HiddenChannel, method: int, data: bytes, i: int, end: int) -> bytes:
+def take(g: Consuming, hidden: HiddenChannel, method: int, data: bytes, i: int, end: int) -> bytes:
     """Take a method of the broker's on a hidden channel; return the frames that the client gets, mostly none."""
     if method == CHANNEL_CLOSE_OK:
-        links.gone(c, hidden)
+        links.gone(g, hidden)
         return links.cancel_ok(hidden.consumer)
     if hidden.consumer.question is not None and not hidden.closing:
-        pseudo_queue.answered(c, hidden, hidden.consumer.question, method, data, i, end)
+        group_name.answered(g, hidden, hidden.consumer.question, method, data, i, end)
         return b""
     if method == CHANNEL_CLOSE:
-        return _closed(c, hidden, data, i, end)
+        return _closed(g, hidden, data, i, end)
     link, consumer = hidden.link, hidden.consumer
     if hidden.closing:
         return b""
     if link is None:
-        _told(c, hidden, method)
+        _told(g, hidden, method)
         return b""
     if method == BASIC_CONSUME_OK:
         link.member.pauses.pop(link.shard, None)
         consumer.consumes = True
-        links.enter(c, hidden, link, LinkEvent.CONSUMING)
+        links.enter(g, hidden, link, LinkEvent.CONSUMING)
         return b""
-    return _cancelled(c, hidden, link) if method in (BASIC_CANCEL, BASIC_CANCEL_OK) else b""
+    return _cancelled(g, hidden, link) if method in (BASIC_CANCEL, BASIC_CANCEL_OK) else b""
 
 
-def _cancelled(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+def _cancelled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     """Take it that the broker delivers no more: the queue is gone, or a link without acks has got all that was due."""
     is_leaving = link.state == LinkState.LEAVING
     event = LinkEvent.SETTLED if is_leaving and link.member.no_ack else LinkEvent.CANCELLED
-    links.consuming_of(c).due.append(links.enter(c, hidden, link, event))
+    g.due.append(links.enter(g, hidden, link, event))
     if not is_leaving:
-        links.refused(c, link, 0, "the broker has cancelled the consumer")
+        links.refused(g, link, 0, "the broker has cancelled the consumer")
     return links.cancel_ok(hidden.consumer)
 
 
-def _told(c: Connection, hidden: HiddenChannel, method: int) -> None:
+def _told(g: Consuming, hidden: HiddenChannel, method: int) -> None:
     """Let the client's basic.consume go to the broker where a queue has the name: it wins over the group."""
     if method != QUEUE_DECLARE_OK:
         return
-    links.close(c, hidden)
+    links.close(g, hidden)
     consumer = hidden.consumer
     joining = consumer.numbering.joining
     if joining is not None and joining.member is consumer.member:
         joining.decided = True
-        links.forget(c, consumer)
-        c.events.append(Shadowed(consumer.member.exchange))
+        links.forget(g, consumer)
+        g.events.append(Shadowed(consumer.member.exchange))
 
 
-def _closed(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
+def _closed(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
     """Take the broker's channel.close of a hidden channel, whose reason is the client's business in two cases only."""
     code = U16.unpack_from(data, i + 11)[0]
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
     # It goes behind what is due on the channel before, which may be this proxy's channel.close.
-    links.consuming_of(c).due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
+    g.due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
     closing_already, consumer, link = hidden.closing, hidden.consumer, hidden.link
     is_leaving = link is not None and link.state == LinkState.LEAVING
-    links.closed_by_broker(c, hidden)
+    links.closed_by_broker(g, hidden)
     if closing_already:
         return b""
     if link is None:
-        _answered(c, consumer, code, text)
+        _answered(g, consumer, code, text)
     elif code == ACCESS_REFUSED and not consumer.consumes and not consumer.leaving:
-        refuse(c, consumer, code, pseudo_queue.not_permitted(c, consumer.member.exchange, text))
-    elif not is_leaving and not links.is_untimed(c, link, code, text):
-        links.refused(c, link, code, text)
+        refuse(g, consumer, code, group_name.not_permitted(g, consumer.member.exchange, text))
+    elif not is_leaving and not links.is_untimed(g, link, code, text):
+        links.refused(g, link, code, text)
     return links.cancel_ok(consumer)
 
 
-def _answered(c: Connection, consumer: Consumer, code: int, text: str) -> None:
+def _answered(g: Consuming, consumer: Consumer, code: int, text: str) -> None:
     """Take the answer that no queue has the name, or that the broker does not tell."""
     joining = consumer.numbering.joining
     if joining is None or joining.member is not consumer.member:
         return
     if code == ACCESS_REFUSED:
-        refuse(c, consumer, code, pseudo_queue.not_permitted(c, consumer.member.exchange, text))
+        refuse(g, consumer, code, group_name.not_permitted(g, consumer.member.exchange, text))
     elif code != NOT_FOUND:
-        refuse(c, consumer, code, text)
+        refuse(g, consumer, code, text)
     elif joining.refusal is not None:
-        refuse(c, consumer, *joining.refusal)
+        refuse(g, consumer, *joining.refusal)
     else:
         consumer.joined = True
-        c.events.append(JoinAsked(consumer.member))
+        g.events.append(JoinAsked(consumer.member))
 
 
-def refuse(c: Connection, consumer: Consumer, code: int, text: str) -> None:
+def refuse(g: Consuming, consumer: Consumer, code: int, text: str) -> None:
     """Close the client's channel, since its member cannot consume; `text` may begin with the code's name."""
-    closing.refuse_channel(c, consumer.channel, code, text, BASIC_CONSUME)
+    closing.refuse_channel(g.c, consumer.channel, code, text, BASIC_CONSUME)

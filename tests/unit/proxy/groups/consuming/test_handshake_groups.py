@@ -7,9 +7,10 @@ from pamqp import commands
 from pamqp import frame as pamqp_frame
 from pamqp.common import FieldTable
 
+from proxy.groups.consuming.attendant import MOST_HIDDEN
+from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.session import broker_loop, client_loop
 from proxy.session.handshake import Handshake, Step
-from proxy.session.hidden import Consuming
 from proxy.session.state import Phase
 from tests.unit.proxy.session.wire import Wire, chunkings, entry, long_string, made, method
 
@@ -21,9 +22,9 @@ def new(step: Step) -> Wire:
     wire = Wire({}, channels=())
     c = wire.c
     c.phase, c.table, c.routes = Phase.HANDSHAKE, None, {}
-    c.handshake = Handshake(frozenset(), groups=True)
+    c.handshake = Handshake(frozenset(), MOST_HIDDEN)
     c.handshake.step = step
-    c.consuming = Consuming(lambda vhost, name: True)
+    c.interceptor = GroupInterceptor(c, lambda vhost, name: True)
     return wire
 
 
@@ -63,8 +64,8 @@ def test_half_of_the_channels_is_kept_back_and_1024_at_most(
     told, sent, wire = agreed(offered, wanted)
     assert (told, sent) == (advertised, asked)
     c = wire.c
-    assert c.consuming is not None
-    assert list(c.consuming.free) == list(hidden)
+    assert isinstance(c.interceptor, GroupInterceptor)
+    assert list(c.interceptor.free) == list(hidden)
     highest = c.handshake.channel_max
     assert highest == (wanted or advertised)
     assert c.republishing.number == (0 if offered == wanted == 1 else highest + 1)

@@ -5,12 +5,11 @@
 
 import time
 
+from proxy.groups.consuming.events import Left, LinkChanged, LinkRefused
+from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
+from proxy.groups.consuming.tags import Numbering, numbering_of
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.session.channel import Channel
-from proxy.session.connection import Connection
-from proxy.session.events import Left, LinkChanged, LinkRefused
-from proxy.session.hidden import Consumer, Consuming, HiddenChannel
-from proxy.session.numbering import Numbering
 from proxy.wire.frames import (
     BASIC_CANCEL,
     BASIC_CANCEL_OK,
@@ -47,93 +46,76 @@ _TIMEOUT = b"\x12x-consumer-timeout"
 """The name of the field of a consumer timeout: brokers before 4.3 ignore it, 4.3 refuses it for a classic queue."""
 
 
-def consuming_of(c: Connection) -> Consuming:
-    """Return the session's consuming from groups. Raises RuntimeError where the setting `groups` is empty."""
-    if c.consuming is None:
-        raise RuntimeError("the setting `groups` is empty")
-    return c.consuming
-
-
-def tell(c: Connection, numbering: Numbering, frame: bytes) -> None:
+def tell(g: Consuming, numbering: Numbering, frame: bytes) -> None:
     """Send the client a frame that this proxy made, after the content that is half sent on the same channel."""
     if numbering.busy is not None:
         numbering.told.append(frame)
     else:
-        c.to_client.insert(frame)
-
-
-def flush(c: Connection) -> None:
-    """Send the broker the frames that are due on hidden channels.
-
-    The loop over the client's frames must not call it: that loop may be in the midst of a frame, and sends the due
-    frames itself after that frame.
-    """
-    if c.consuming is not None and c.consuming.due:
-        c.to_broker.insert(c.consuming.take_due())
+        g.c.to_client.insert(frame)
 
 
 # How a link begins and ends.
 
 
-def open_link(c: Connection, consumer: Consumer, shard: str) -> str:
+def open_link(g: Consuming, consumer: Consumer, shard: str) -> str:
     """Open a link to a shard of which the member has none; return why that cannot be, or an empty string."""
-    consuming, member = consuming_of(c), consumer.member
+    member = consumer.member
     if shard in member.links:
         return ""
-    if not consuming.has_room:
-        return f"all {consuming.most} hidden channels of the client's connection are in use"
+    if not g.has_room:
+        return f"all {g.most} hidden channels of the client's connection are in use"
     link = member.links[shard] = Link(member, shard)
     link.since = time.time()
-    hidden = consuming.take(consumer, link)
-    consuming.due.append(enter(c, hidden, link, LinkEvent.WANT))
+    hidden = g.take(consumer, link)
+    g.due.append(enter(g, hidden, link, LinkEvent.WANT))
     return ""
 
 
-def let_go(c: Connection, member: Member, shard: str) -> None:
+def let_go(g: Consuming, member: Member, shard: str) -> None:
     """Have a member's link end once the client has settled what it got of it."""
     link = member.links.get(shard)
-    hidden = _channel_of(c, link) if link is not None else None
+    hidden = _channel_of(g, link) if link is not None else None
     if link is not None and hidden is not None:
-        consuming_of(c).due.append(_let_go(c, hidden, link))
+        g.due.append(_let_go(g, hidden, link))
 
 
-def give_up(c: Connection, member: Member, shard: str) -> None:
+def give_up(g: Consuming, member: Member, shard: str) -> None:
     """Have a member's link end at once: what is unacked goes back to the queue, and later acks of it are ignored."""
     link = member.links.get(shard)
-    hidden = _channel_of(c, link) if link is not None else None
+    hidden = _channel_of(g, link) if link is not None else None
     if link is not None and hidden is not None:
-        consuming_of(c).due.append(enter(c, hidden, link, LinkEvent.GIVE_UP))
+        g.due.append(enter(g, hidden, link, LinkEvent.GIVE_UP))
 
 
-def settled(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+def settled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     """Return the channel.close of a link that is leaving and of which nothing is unacked; empty otherwise."""
     if link.state != LinkState.LEAVING or link.unacked or link.member.no_ack:
         return b""
-    return enter(c, hidden, link, LinkEvent.SETTLED)
+    return enter(g, hidden, link, LinkEvent.SETTLED)
 
 
-def _let_go(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
-    return enter(c, hidden, link, LinkEvent.LET_GO) + settled(c, hidden, link)
+def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
+    return enter(g, hidden, link, LinkEvent.LET_GO) + settled(g, hidden, link)
 
 
-def enter(c: Connection, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
+def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
     """Have a link take an event, and have its group told; return the frames that the broker is to get."""
-    action = link.enter(event, c.now)
+    action = link.enter(event, g.c.now)
     if hidden.consumer.joined:
-        c.events.append(LinkChanged(link.member))
+        g.events.append(LinkChanged(link.member))
     if action == LinkAction.SUBSCRIBE:
-        return _subscription(c, hidden, link)
+        return _subscription(g, hidden, link)
     if action == LinkAction.CANCEL:
         return method_frame(hidden.number, BASIC_CANCEL, shorted(link.member.tag) + b"\0")
-    return closing_frame(hidden) if action == LinkAction.CLOSE else b""
+    return closing_frame(g, hidden) if action == LinkAction.CLOSE else b""
 
 
-def _subscription(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+def _subscription(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     """Return the frames that open a link's channel and consumer."""
-    consuming, member, number = consuming_of(c), link.member, hidden.number
+    member, number = link.member, hidden.number
     table = hidden.consumer.arguments + _PRIORITY
-    if consuming.consumer_timeout and link.shard not in consuming.untimed:
-        table += _TIMEOUT + b"l" + U64.pack(consuming.consumer_timeout)
+    if g.consumer_timeout and link.shard not in g.untimed:
+        table += _TIMEOUT + b"l" + U64.pack(g.consumer_timeout)
     queue, tag = shorted(link.shard.encode()), shorted(member.tag)
     bits = bytes((NO_ACK if member.no_ack else 0,))
     qos = U32.pack(0) + U16.pack(member.prefetch) + b"\0"
@@ -144,63 +126,64 @@ def _subscription(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
     )
 
 
-def _channel_of(c: Connection, link: Link) -> HiddenChannel | None:
+def _channel_of(g: Consuming, link: Link) -> HiddenChannel | None:
     """Return the hidden channel of a link; None if it is closed."""
-    source = consuming_of(c).sources.get(link.channel)
+    source = g.sources.get(link.channel)
     return source if isinstance(source, HiddenChannel) and source.link is link else None
 
 
 # How a hidden channel ends.
 
 
-def close(c: Connection, hidden: HiddenChannel) -> None:
+def close(g: Consuming, hidden: HiddenChannel) -> None:
     """Close a hidden channel at the broker. A content of it that is half sent to the client is sent to its end."""
     if hidden.closing:
         return
     link = hidden.link
-    frames = enter(c, hidden, link, LinkEvent.GIVE_UP) if link is not None else closing_frame(hidden)
-    consuming_of(c).due.append(frames)
+    frames = enter(g, hidden, link, LinkEvent.GIVE_UP) if link is not None else closing_frame(g, hidden)
+    g.due.append(frames)
 
 
-def closing_frame(hidden: HiddenChannel) -> bytes:
+def closing_frame(g: Consuming, hidden: HiddenChannel) -> bytes:
     """Return the channel.close of a hidden channel, which takes no acks from now on."""
     hidden.closing = hidden.ended = True
+    g.closing += 1
     return close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
 
 
-def closed_by_broker(c: Connection, hidden: HiddenChannel) -> None:
+def closed_by_broker(g: Consuming, hidden: HiddenChannel) -> None:
     """Handle a hidden channel that the broker has closed and whose close-ok was sent."""
     hidden.ended = True
     if hidden.link is not None:
-        enter(c, hidden, hidden.link, LinkEvent.REFUSED)
+        enter(g, hidden, hidden.link, LinkEvent.REFUSED)
     if not hidden.closing:
-        consuming_of(c).gone(hidden)
+        g.gone(hidden)
 
 
-def gone(c: Connection, hidden: HiddenChannel) -> None:
+def gone(g: Consuming, hidden: HiddenChannel) -> None:
     """Take a hidden channel's number back, since the broker has answered its channel.close."""
-    consuming_of(c).gone(hidden)
+    g.gone(hidden)
     if hidden.link is not None and hidden.link.state != LinkState.NONE:
-        enter(c, hidden, hidden.link, LinkEvent.CLOSED)
+        enter(g, hidden, hidden.link, LinkEvent.CLOSED)
 
 
-def is_untimed(c: Connection, link: Link, code: int, text: str) -> bool:
+def is_untimed(g: Consuming, link: Link, code: int, text: str) -> bool:
     """Return whether a link has ended since its queue refuses a consumer timeout; the next one goes without."""
     if code != PRECONDITION_FAILED or "x-consumer-timeout" not in text:
         return False
-    consuming_of(c).untimed.add(link.shard)
+    g.untimed.add(link.shard)
     return True
 
 
-def refused(c: Connection, link: Link, code: int, text: str) -> None:
+def refused(g: Consuming, link: Link, code: int, text: str) -> None:
     """Have the group told that the broker has ended a link with this reply code and text."""
-    c.events.append(LinkRefused(link.member, link.shard, code, text))
+    g.events.append(LinkRefused(link.member, link.shard, code, text))
 
 
 # How a member leaves.
 
 
-def leave(c: Connection, consumer: Consumer) -> None:
+def leave(g: Consuming, consumer: Consumer) -> None:
     """Let a member leave: each link ends once the client has settled what it holds of it, and gets nothing more.
 
     What the broker has sent and the client has not got stays unacked until the link ends, so the next member gets all
@@ -210,62 +193,61 @@ def leave(c: Connection, consumer: Consumer) -> None:
         return
     if ok := consume_ok(consumer):
         # The client waits for it before it takes the answer to its basic.cancel.
-        tell(c, consumer.numbering, ok)
-    forget(c, consumer)
+        tell(g, consumer.numbering, ok)
+    forget(g, consumer)
     for hidden in list(consumer.hidden):
         if hidden.link is None:
-            close(c, hidden)
+            close(g, hidden)
         else:
-            consuming_of(c).due.append(_let_go(c, hidden, hidden.link))
+            g.due.append(_let_go(g, hidden, hidden.link))
 
 
-def forget(c: Connection, consumer: Consumer) -> None:
+def forget(g: Consuming, consumer: Consumer) -> None:
     """Remove a member from this session, and have the groups told that it has left."""
-    consuming, member = consuming_of(c), consumer.member
+    member = consumer.member
     consumer.leaving = True
-    consuming.consumers.pop(member, None)
-    if consuming.by_tag.get((member.channel, member.tag)) is consumer:
-        del consuming.by_tag[member.channel, member.tag]
+    g.consumers.pop(member, None)
+    if g.by_tag.get((member.channel, member.tag)) is consumer:
+        del g.by_tag[member.channel, member.tag]
     if consumer.joined:
-        c.events.append(Left(member))
+        g.events.append(Left(member))
 
 
-def lose_all(c: Connection) -> list[Member]:
+def lose_all(g: Consuming) -> list[Member]:
     """Note that the connection to the broker has ended; return the members that have ended with it."""
-    consuming = consuming_of(c)
-    members = dict.fromkeys(consuming.consumers)
-    for source in list(consuming.sources.values()):
+    members = dict.fromkeys(g.consumers)
+    for source in list(g.sources.values()):
         if isinstance(source, HiddenChannel) and source.link is not None and source.link.state != LinkState.NONE:
-            source.link.enter(LinkEvent.LOST, c.now)
+            source.link.enter(LinkEvent.LOST, g.c.now)
             members[source.link.member] = None
     return list(members)
 
 
-def end_channel(c: Connection, channel: Channel) -> None:
+def end_channel(g: Consuming, channel: Channel) -> None:
     """End all members of a client's channel, which the client, the broker or this proxy closes."""
-    consuming, numbering = c.consuming, channel.numbering
-    if consuming is None or numbering is None or numbering.is_ordinary:
+    numbering = numbering_of(channel)
+    if numbering is None or numbering.is_ordinary:
         return
-    for source in list(consuming.sources.values()):
+    for source in list(g.sources.values()):
         if isinstance(source, HiddenChannel) and source.numbering is numbering:
             source.consumer.owes_ok = source.consumer.owes_cancel_ok = False
             if not source.consumer.leaving:
-                forget(c, source.consumer)
-            close(c, source)
-    for consumer in list(consuming.consumers.values()):
+                forget(g, source.consumer)
+            close(g, source)
+    for consumer in list(g.consumers.values()):
         if consumer.channel is channel:
-            forget(c, consumer)
+            forget(g, consumer)
 
 
-def drop_channel(c: Connection, channel: Channel) -> None:
+def drop_channel(g: Consuming, channel: Channel) -> None:
     """Forget the numbering of a client's channel that is no more."""
-    end_channel(c, channel)
-    consuming, numbering = c.consuming, channel.numbering
-    if consuming is None or numbering is None:
+    end_channel(g, channel)
+    numbering = numbering_of(channel)
+    if numbering is None:
         return
     numbering.forget_tags()
-    if consuming.sources.get(channel.id) is numbering.own:
-        del consuming.sources[channel.id]
+    if g.sources.get(channel.id) is numbering.own:
+        del g.sources[channel.id]
 
 
 def consume_ok(consumer: Consumer) -> bytes:

@@ -1,0 +1,174 @@
+"""The attendant of a session whose client may consume from groups: it stands between the session and the groups."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from proxy.groups.consuming import consumer, group_name, links, settle
+from proxy.groups.consuming.actions import GroupActions
+from proxy.groups.consuming.events import (
+    DeclaredGroup,
+    GroupEvent,
+    JoinAsked,
+    Left,
+    LinkChanged,
+    LinkRefused,
+    Shadowed,
+    ShardsAsked,
+)
+from proxy.groups.consuming.interceptor import GroupInterceptor
+from proxy.groups.groups import Groups
+from proxy.session.connection import Connection
+from proxy.session.interceptor import Attendant
+from proxy.topology.lookups import Absent, NotReadable
+
+log = logging.getLogger(__name__)
+
+MOST_HIDDEN: Final = 1024
+"""The most channels of one connection that are kept back for links."""
+
+MOST_NAMED: Final = 1_000
+"""The most names of groups that lines of the log tell of."""
+
+MOMENT: Final = 0.05
+"""Seconds between the last reject with requeue of a link and its being sent to the broker, unless the member leaves.
+
+Pika rejects what it has not looked at yet one by one, right before it cancels its consumer.
+"""
+
+LONGEST: Final = 1.0
+"""Seconds after the first of such rejects in a row in which all are sent, though there are always further ones."""
+
+
+class Attending:
+    """The attendants of all sessions of a listener: each session gets its own by a call."""
+
+    def __init__(self, groups: Groups) -> None:
+        """Take the groups of this sidecar."""
+        self.groups = groups
+        self._named: set[tuple[str, str, type]] = set()
+        """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
+
+    def __call__(
+        self,
+        connection: Connection,
+        peer: Callable[[], str],
+        guarded: Callable[[Callable[[], None]], None],
+        acted: Callable[[], None],
+    ) -> "GroupAttendant":
+        """Return the attendant of a new session; the arguments are those of `Attend` in proxy/session/context.py."""
+        return GroupAttendant(self, connection, peer, guarded, acted)
+
+    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup) -> bool:
+        """Return whether the log is to tell of an event about a group's name: once for each name."""
+        key = (vhost, event.name, type(event))
+        is_first = key not in self._named and len(self._named) < MOST_NAMED
+        if is_first:
+            self._named.add(key)
+        return is_first
+
+
+class GroupAttendant(Attendant):
+    """The timer, the tasks and the words for the groups of one session; it lives as long as the session."""
+
+    kept_back = MOST_HIDDEN
+
+    def __init__(
+        self,
+        attending: Attending,
+        connection: Connection,
+        peer: Callable[[], str],
+        guarded: Callable[[Callable[[], None]], None],
+        acted: Callable[[], None],
+    ) -> None:
+        """Take what `Attending` got."""
+        self._attending, self._groups = attending, attending.groups
+        self._peer, self._guarded, self._acted = peer, guarded, acted
+        timeout = round(self._groups.consumer_timeout * 1000)
+        self.interceptor: GroupInterceptor = GroupInterceptor(connection, self._groups.match, timeout)
+        self._actions = GroupActions(self.interceptor, acted)
+        self._requeue: asyncio.TimerHandle | None = None
+        """The timer for what the client has returned of links; None while there is nothing."""
+        self._asking: set[asyncio.Task[None]] = set()
+        """The tasks that read the shards of an exchange for a method that waits."""
+
+    def go_on(self) -> None:
+        """Tell the groups what has happened, and have the broker get in a moment what the client has returned."""
+        own = self.interceptor
+        if own.events:
+            events, own.events = own.events, []
+            for event in events:
+                self._handle(event)
+        if own.requeued and self._requeue is None:
+            due = min(min(at.last + MOMENT, at.first + LONGEST) for at in own.requeued.values())
+            loop = asyncio.get_running_loop()
+            self._requeue = loop.call_later(max(due - time.monotonic(), 0.0), self._guarded, self._hand_back)
+
+    def _handle(self, event: GroupEvent) -> None:
+        own = self.interceptor
+        vhost = own.c.vhost
+        if isinstance(event, LinkChanged):
+            self._groups.link_changed(event.member)
+        elif isinstance(event, JoinAsked):
+            name = own.c.handshake.connection_name.decode(errors="replace")
+            event.member.client = f"{self._peer()} {name}".rstrip()
+            event.member.since = time.time()
+            self._groups.join(event.member, self._actions)
+        elif isinstance(event, Left):
+            self._groups.leave(event.member)
+        elif isinstance(event, LinkRefused):
+            self._groups.link_refused(event.member, event.shard, event.code, event.text)
+        elif isinstance(event, ShardsAsked):
+            task = asyncio.create_task(self._tell_shards(event))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        elif self._attending.tells_first(vhost, event):
+            text = "is a queue and the name of a group: the client uses the queue"
+            if isinstance(event, DeclaredGroup):
+                text = "is a group: queue.declare makes no queue of that name, and its arguments mean nothing"
+            log.warning("client %s, virtual host %r: %r %s", self._peer(), vhost, event.name, text)
+
+    async def _tell_shards(self, event: ShardsAsked) -> None:
+        """Read the shards for which a method of the client's waits, and go on with it."""
+        own = self.interceptor
+        shards, why = None, ""
+        try:
+            shards = await self._groups.shards((own.c.vhost, event.name))
+        except Absent:
+            why = "the management API does not show the exchange"
+        except NotReadable as error:
+            why = str(error)
+        own.c.now = time.monotonic()
+        if own.c.running:
+            self._guarded(lambda: group_name.found(own, event.channel, shards, why))
+            self._acted()
+
+    def _hand_back(self) -> None:
+        self._requeue = None
+        if self.interceptor.c.running:
+            now = time.monotonic()
+            settle.hand_back(self.interceptor, now - MOMENT, now - LONGEST)
+            self._acted()
+
+    def drain(self) -> None:
+        """Have all members leave; the client is read on until it has settled what it got."""
+        consumer.leave_all(self.interceptor)
+
+    @property
+    def may_close(self) -> bool:
+        """Whether the client has settled all that it got by links."""
+        return not self.interceptor.unacked
+
+    def lost(self) -> None:
+        """Have the groups told that all members have ended."""
+        own = self.interceptor
+        # After an unexpected error there may be members whose end nobody was told of.
+        untold = [event.member for event in own.events if isinstance(event, Left)]
+        for member in (*links.lose_all(own), *untold):
+            self._groups.leave(member)
+        if self._requeue is not None:
+            self._requeue.cancel()
+        for task in self._asking:
+            task.cancel()

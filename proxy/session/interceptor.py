@@ -1,0 +1,118 @@
+"""The door of a session: what it asks of something that has channels of its own beside the client's.
+
+A session carries a client's channels to the broker, and rewrites publishes on the way. What else may be done with a
+channel's methods stands behind two objects of each session, and the session knows nothing of what they do:
+
+- An `Interceptor` is asked by the loops over frames. It does no I/O: frames go in, and what goes on in their place
+  comes out. The name is that of RabbitMQ's own hook for the methods of a channel.
+- Its `Attendant` is asked by the session, and has the timers and tasks that the interceptor's work needs.
+
+The questions are six:
+
+- What becomes of a client's method? `from_client`, and `may_go_on` and `refuse` for one that waits.
+- What becomes of a broker's frame? `from_broker` for methods; for contents `deliveries`, `hidden_frame`, `own_frame`.
+- What follows from the end of a channel? `channel_ends` and `channel_gone`.
+- What goes out before a close? Whatever `channel_ends` has put into `Direction.due`.
+- May the session close? `Attendant.may_close`.
+- How many channel numbers are kept back from the client? `Attendant.kept_back`.
+
+Bodies and publishes stream past: the loops ask only at methods, and at frames of channels in `Interceptor.sources`.
+"""
+
+from abc import ABC, abstractmethod
+
+from proxy.session.channel import Channel
+from proxy.session.merging import Source
+
+
+class Interceptor(ABC):
+    """The part of a session that takes methods out of the client's stream, and has channels of its own."""
+
+    __slots__ = ("sources",)
+
+    def __init__(self) -> None:
+        """Begin without channels."""
+        self.sources: dict[int, Source] = {}
+        """By number, the hidden channels, and those channels of the client that get contents of hidden ones, or may."""
+
+    @abstractmethod
+    def opened(self, first: int, count: int) -> None:
+        """Take the channel numbers that the handshake has kept back: `count` of them, from `first` on."""
+
+    @abstractmethod
+    def from_client(self, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+        """Take a client's method on an open channel, from `i` to `end` of `data`.
+
+        Returns what goes on in its place; None for the session to go on with it. If `Waiting.held` is set, the frame
+        waits, with all that follows on its channel.
+        """
+
+    @abstractmethod
+    def from_broker(self, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+        """Take a broker's method on a client's channel that is in `sources`; return what goes on, or None for it as is.
+
+        Methods that the session itself looks at do not come here.
+        """
+
+    @abstractmethod
+    def deliveries(self, source: Source, data: bytes, i: int, size: int) -> tuple[int, int, bytes]:
+        """Take the contents at `i` that begin with one of a hidden channel, in one pass, as far as they are whole.
+
+        Returns the offset behind them, their number of frames, and what the client gets in their place. What is more
+        than an ordinary content of few bytes is left to `hidden_frame`: the offset is the one where that begins.
+        """
+
+    @abstractmethod
+    def hidden_frame(self, source: Source, kind: int, data: bytes, i: int, end: int) -> bytes:
+        """Take a frame of a hidden channel; return what the client gets in its place.
+
+        A body frame comes here only if it is dropped. Raises Fault for a content that is interrupted.
+        """
+
+    @abstractmethod
+    def own_frame(
+        self, source: Source, kind: int, replaced: bytes | None, data: bytes, i: int, end: int
+    ) -> bytes | None:
+        """Take a frame of the broker's on a client's channel in `sources`; return what the client gets.
+
+        `replaced` is what the client was to get in its place so far; None stands for the frame as it is, here and in
+        the result.
+        """
+
+    @abstractmethod
+    def may_go_on(self, channel: Channel) -> bool:
+        """Return whether the frame that `from_client` has had wait need not wait any more."""
+
+    @abstractmethod
+    def refuse(self, channel: Channel, why: str) -> None:
+        """Close the channel of a frame that `from_client` has had wait, since what it waits for does not come."""
+
+    @abstractmethod
+    def channel_ends(self, channel: Channel) -> None:
+        """Note that the client, the broker or this proxy closes a client's channel."""
+
+    @abstractmethod
+    def channel_gone(self, channel: Channel) -> None:
+        """Note that a client's channel is no more, and its number is free."""
+
+
+class Attendant:
+    """The work around an interceptor that needs the event loop. This one is for a session without an interceptor."""
+
+    interceptor: Interceptor | None = None
+    kept_back = 0
+    """How many channel numbers are to be kept back from the client, where the broker offers enough."""
+
+    def go_on(self) -> None:
+        """See to what the interceptor has noted; called after each read, and never from within a loop over frames."""
+
+    def drain(self) -> None:
+        """Begin to end what the interceptor does, as this proxy shuts down; the client is read on meanwhile."""
+
+    @property
+    def may_close(self) -> bool:
+        """Whether nothing is lost if the session closes now; asked after `drain`."""
+        return True
+
+    def lost(self) -> None:
+        """Note that the session is over."""
