@@ -7,7 +7,7 @@ PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' -o -name '*.js
 # With the names in its own, so that it is made again when a file is gone.
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
 # Tests of rooms that have compiled modules, for the same modules as Python; the other rooms are the same either way.
-ON_SOURCE := $(addprefix tests/unit/proxy/,wire routing publisher session journal http/admission http/formats http/sending) tests/unit/ring/test_hashing.py
+ON_SOURCE := $(addprefix tests/unit/proxy/,wire routing publisher session groups/consuming journal http/admission http/formats http/sending) tests/unit/ring/test_hashing.py
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 # Each process has a broker of its own, unless one is named. Where tests wait, there is one process more than cores.
 PROCESSES ?= $(if $(filter amqp%,$(BROKER)),0,$(shell echo $$((1 + $$(nproc)))))

@@ -11,12 +11,13 @@ from typing import Final
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
-from proxy.session import channel_zero, closing, methods, placement, returns
+from proxy.session import channel_zero, closing, methods
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.handshake import MOST_FRAME_MAX
+from proxy.session.publishing import placement, returns
+from proxy.session.publishing.returned import Read
 from proxy.session.reads import run
-from proxy.session.returned import Read
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, OVERHEAD, Fault, u32, u64
 

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from mypy_extensions import i64
 
 from proxy.session.backlog import Backlog
-from proxy.session.confirms import Confirms, PublishNote
 from proxy.session.merging import Merge
+from proxy.session.publishing.confirms import Confirms, PublishNote
 from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, QUEUE_DECLARE_OK, U16
 
@@ -106,7 +106,7 @@ class Channel:
         A publish of its own to an exchange behind a ring, such as a lane, counts as more.
         """
         self.reopening = 0
-        """How many channel.open-ok are due for this proxy's own channel.open (`proxy/session/reopening.py`)."""
+        """How many channel.open-ok are due for this proxy's own channel.open (`publishing/reopening.py`)."""
         self.routed = False
         """Whether a publish of the channel went to a ring's destination, and may come back with stamps."""
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE

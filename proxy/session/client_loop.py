@@ -15,7 +15,7 @@ from proxy.session import channel_zero, closing, methods
 from proxy.session.backlog import MOST_WITHHELD, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.publishing import count, publish
+from proxy.session.publishing.publish import count, publish
 from proxy.session.reads import run
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
 from proxy.session.waiting import may_go_on

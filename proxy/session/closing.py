@@ -7,8 +7,8 @@ from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Missing, NoQueue, Refused, Stale
+from proxy.session.publishing.reopening import may_reopen, reopen, rest_of_content
 from proxy.session.reads import frames
-from proxy.session.reopening import may_reopen, reopen, rest_of_content
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
 from proxy.settings.rights import TO_CONSUME_FROM_A_RING, to_lanes
 from proxy.topology.bindings import RING_TYPES

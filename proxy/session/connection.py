@@ -7,12 +7,12 @@ from proxy.routing.counters import CounterTable
 from proxy.routing.route import Route
 from proxy.routing.routes import RouteTable
 from proxy.session.channel import Channel
-from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.direction import Direction
 from proxy.session.events import Event
 from proxy.session.handshake import BROKERS_TURN, Handshake
 from proxy.session.interceptor import Interceptor
-from proxy.session.republishing import Republishing
+from proxy.session.publishing.confirms import MOST_UNSETTLED
+from proxy.session.publishing.republishing import Republishing
 from proxy.session.state import TRANSITIONS, Phase
 from proxy.session.waiting import Waiting
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 
 from proxy.routing.counters import NOWHERE
-from proxy.session import broker_loop, client_loop, closing, publishing
+from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
+from proxy.session.publishing import publish as publishing
 from proxy.session.waiting import may_go_on
 from proxy.topology.table import Unread
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR

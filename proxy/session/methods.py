@@ -8,9 +8,10 @@ pass as they are. Channel 0 has no rows: `channel_zero` has its methods.
 from collections.abc import Callable
 from typing import Final
 
-from proxy.session import channel_zero, closing, reopening, requests, returns
+from proxy.session import channel_zero, closing
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
+from proxy.session.publishing import reopening, requests, returns
 from proxy.wire import frames
 
 Handler = Callable[[Connection, Channel, int, bytes, int, int], bytes | None]

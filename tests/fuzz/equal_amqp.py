@@ -13,8 +13,8 @@ from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.closing import refuse_channel
-from proxy.session.confirms import PublishNote, Settlement
 from proxy.session.connection import Connection
+from proxy.session.publishing.confirms import PublishNote, Settlement
 from proxy.session.state import Phase
 from proxy.topology.table import Entry, KnownRing, PassReason
 from proxy.wire import content, frames, table

@@ -12,8 +12,8 @@ from proxy.publisher.channel import ConfirmChannel
 from proxy.publisher.protocol import PublisherProtocol
 from proxy.routing.counters import Counters
 from proxy.session.channel import Channel
-from proxy.session.confirms import Confirms
 from proxy.session.connection import Connection
+from proxy.session.publishing.confirms import Confirms
 from tests.fuzz.corpus import inputs
 
 Say = Callable[[object], None]

@@ -8,12 +8,13 @@ from unittest.mock import patch
 from pamqp import commands
 
 from proxy.routing.route import Route
-from proxy.session import broker_loop, client_loop, closing, publishing
+from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import MOST_WITHHELD, Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Refused
 from proxy.session.handshake import MOST_FRAME_MAX
+from proxy.session.publishing import publish as publishing
 from proxy.session.state import Phase
 from proxy.topology.table import Entry, KnownRing, Name, PassReason
 from proxy.wire.frames import (

@@ -13,10 +13,11 @@ from proxy.groups.consuming.links import EXCLUSIVE, NO_ACK, NOWAIT
 from proxy.groups.consuming.questions import Joining
 from proxy.groups.consuming.tags import MOST_TAGS, Numbering, numbering_of
 from proxy.groups.model import DEFAULT_PREFETCH, Member
-from proxy.session import closing, requests
+from proxy.session import closing
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.end import SHUTTING_DOWN
+from proxy.session.publishing import requests
 from proxy.session.state import ChannelState
 from proxy.wire import table
 from proxy.wire.frames import (

@@ -17,9 +17,10 @@ from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.questions import Question
 from proxy.groups.consuming.tags import numbering_of
 from proxy.groups.model import Member
-from proxy.session import closing, requests
+from proxy.session import closing
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
+from proxy.session.publishing import requests
 from proxy.session.state import ChannelState
 from proxy.settings.rights import to_shards
 from proxy.wire.frames import (

@@ -400,7 +400,7 @@ class Dispatch:
         """Return whether a message that had come back by `since`, monotonic, is to be sent again.
 
         Either it would be sent elsewhere now, or the ring still chooses the same queue by a reading that began after
-        the message came back: then the queue has been declared and bound anew (`proxy/session/placement.py`).
+        the message came back: then the queue was declared and bound anew (`proxy/session/publishing/placement.py`).
         """
         table = self._table(handle.group)
         route = table.find(handle.exchange)

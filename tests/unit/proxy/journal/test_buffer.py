@@ -3,7 +3,7 @@
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
-from proxy.session.confirms import MOST_RECORDS, Confirms, Settlement
+from proxy.session.publishing.confirms import MOST_RECORDS, Confirms, Settlement
 from proxy.topology.table import KnownRing
 from ring.destination import Destination
 from ring.hashed import HashedValue

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.routing.counters import Counters
 from proxy.session.channel import MOST_NOTES, Channel, Pending
-from proxy.session.confirms import PublishNote
+from proxy.session.publishing.confirms import PublishNote
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD
 from proxy.wire.frames import TX_COMMIT_OK
 

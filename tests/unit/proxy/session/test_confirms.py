@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
-from proxy.session.confirms import Answer, Confirms, Settlement
+from proxy.session.publishing.confirms import Answer, Confirms, Settlement
 from tests.properties import examples
 
 LOST, KNOWN = Settlement(Outcome.UNROUTABLE, False), Settlement(Outcome.UNROUTABLE, True)

@@ -4,8 +4,9 @@ from struct import pack
 
 import pytest
 
-from proxy.session import client_loop, publishing
-from proxy.session.confirms import PublishNote
+from proxy.session import client_loop
+from proxy.session.publishing import publish as publishing
+from proxy.session.publishing.confirms import PublishNote
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session.wire import (
     NOW,

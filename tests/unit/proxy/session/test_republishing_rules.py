@@ -5,7 +5,7 @@ from pamqp import commands
 from proxy.session import closing
 from proxy.session.channel_zero import WITHOUT_SPARE
 from proxy.session.events import Event, Stale
-from proxy.session.placement import RECENT
+from proxy.session.publishing.placement import RECENT
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue

@@ -20,12 +20,12 @@ from proxy.groups.groups import Groups
 from proxy.groups.model import Member
 from proxy.session import client_loop, context, session, time_limits
 from proxy.session.channel import Channel
-from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import End
 from proxy.session.events import Reopened, Stale
-from proxy.session.returned import MOST_PARKED
+from proxy.session.publishing.confirms import MOST_UNSETTLED
+from proxy.session.publishing.returned import MOST_PARKED
 from proxy.session.session import Session
 from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState

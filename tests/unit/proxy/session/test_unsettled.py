@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.routing.counters import Counters
-from proxy.session.unsettled import PAGE, Unsettled
+from proxy.session.publishing.unsettled import PAGE, Unsettled
 
 
 def filled(first: int, count: int, counters: Counters | None = None) -> Unsettled:

@@ -5,7 +5,7 @@ from pamqp import base, commands
 
 from proxy.routing.route import Route
 from proxy.session.backlog import MOST_WITHHELD, Wait
-from proxy.session.confirms import MOST_UNSETTLED
+from proxy.session.publishing.confirms import MOST_UNSETTLED
 from proxy.session.state import Phase
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session import wire

@@ -18,7 +18,7 @@ from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Awaited, Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.returned import Read
+from proxy.session.publishing.returned import Read
 from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import CONSISTENT_HASH, Behind, Binding, Bindings, Leads

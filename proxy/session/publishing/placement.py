@@ -15,10 +15,10 @@ from itertools import takewhile
 from proxy.outcome import Outcome
 from proxy.routing.route import MOST_TRIES, PUBLISH, Route, Target
 from proxy.session.channel import Channel
-from proxy.session.confirms import Answer, Settlement
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
-from proxy.session.returned import Read, ReturnedMessage
+from proxy.session.publishing.confirms import Answer, Settlement
+from proxy.session.publishing.returned import Read, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Name, PassReason, Unread
 from proxy.wire import content

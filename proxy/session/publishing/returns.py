@@ -7,12 +7,13 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 
 from proxy.outcome import Outcome
 from proxy.routing import route
-from proxy.session import closing, placement
+from proxy.session import closing
 from proxy.session.channel import Channel, RingId, ring_id_of
-from proxy.session.confirms import PublishNote, Settlement
 from proxy.session.connection import Connection
 from proxy.session.events import Refused, Stale
-from proxy.session.returned import ParkedMessage, Return, ReturnedMessage
+from proxy.session.publishing import placement
+from proxy.session.publishing.confirms import PublishNote, Settlement
+from proxy.session.publishing.returned import ParkedMessage, Return, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Unread
 from proxy.wire import content

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
-from proxy.session.unsettled import Unsettled
+from proxy.session.publishing.unsettled import Unsettled
 
 MOST_UNSETTLED: Final = 32_768
 """The most publishes of one channel without an answer; its client is then not read until half of them have one."""

@@ -12,8 +12,8 @@ from proxy.journal.buffer import Journal, Record
 from proxy.routing.counters import Counters
 from proxy.routing.route import Choice, Route, Target
 from proxy.session.channel import Channel
-from proxy.session.confirms import MOST_UNSETTLED, PublishNote
 from proxy.session.connection import Connection
+from proxy.session.publishing.confirms import MOST_UNSETTLED, PublishNote
 from proxy.wire import content
 from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string

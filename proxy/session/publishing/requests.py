@@ -6,10 +6,10 @@ a nowait bind the management API missed it 58 times of 60, measured).
 
 from typing import NamedTuple
 
-from proxy.session import returns
 from proxy.session.channel import Channel, Pending
 from proxy.session.connection import Connection
 from proxy.session.events import Declared
+from proxy.session.publishing import returns
 from proxy.session.state import ChannelState
 from proxy.topology.declarations import (
     BindingAdded,

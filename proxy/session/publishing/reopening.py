@@ -9,11 +9,11 @@ That is possible only where nothing else is lost with the broker's channel: no c
 And a client without confirms could not be told which publishes are lost, so its channel is closed.
 """
 
-from proxy.session import placement
 from proxy.session.channel import Channel
-from proxy.session.confirms import Answer
 from proxy.session.connection import Connection
 from proxy.session.events import Reopened
+from proxy.session.publishing import placement
+from proxy.session.publishing.confirms import Answer
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import (
     BODY,

@@ -2,7 +2,7 @@
 
 from proxy.session.channel import Channel
 from proxy.session.direction import Direction
-from proxy.session.returned import ParkedMessage, Parking, Return, ReturnedMessage
+from proxy.session.publishing.returned import ParkedMessage, Parking, Return, ReturnedMessage
 
 
 class _Content:
