@@ -10,11 +10,11 @@ from math import inf
 
 from proxy.routing.route import Route
 from proxy.routing.routes import RouteTables
+from proxy.session.attendant import Attendant
 from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import NoQueue, Reopened, Stale
-from proxy.session.interceptor import Attendant
 from proxy.session.publishing import publish as publishing
 from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent

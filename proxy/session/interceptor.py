@@ -5,7 +5,7 @@ channel's methods stands behind two objects of each session, and the session kno
 
 - An `Interceptor` is asked by the loops over frames. It does no I/O: frames go in, and what goes on in their place
   comes out. The name is that of RabbitMQ's own hook for the methods of a channel.
-- Its `Attendant` is asked by the session, and has the timers and tasks that the interceptor's work needs.
+- Its `Attendant` (`attendant.py`) is asked by the session, and has the timers and tasks that the work needs.
 
 The questions are six:
 
@@ -94,25 +94,3 @@ class Interceptor(ABC):
     @abstractmethod
     def channel_gone(self, channel: Channel) -> None:
         """Note that a client's channel is no more, and its number is free."""
-
-
-class Attendant:
-    """The work around an interceptor that needs the event loop. This one is for a session without an interceptor."""
-
-    interceptor: Interceptor | None = None
-    kept_back = 0
-    """How many channel numbers are to be kept back from the client, where the broker offers enough."""
-
-    def go_on(self) -> None:
-        """See to what the interceptor has noted; called after each read, and never from within a loop over frames."""
-
-    def drain(self) -> None:
-        """Begin to end what the interceptor does, as this proxy shuts down; the client is read on meanwhile."""
-
-    @property
-    def may_close(self) -> bool:
-        """Whether nothing is lost if the session closes now; asked after `drain`."""
-        return True
-
-    def lost(self) -> None:
-        """Note that the session is over."""

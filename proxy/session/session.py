@@ -9,6 +9,7 @@ from typing import Final
 
 from proxy.session import broker_loop, client_loop, closing, time_limits
 from proxy.session.answer_deadlines import AnswerDeadlines
+from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.direction import Direction
@@ -16,7 +17,6 @@ from proxy.session.end import SHUTTING_DOWN, End
 from proxy.session.events import Declared, Missing, NoQueue, Refused, Reopened
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
-from proxy.session.interceptor import Attendant
 from proxy.session.lookup import Waiter
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase

@@ -20,8 +20,8 @@ from proxy.groups.consuming.events import (
 )
 from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.groups.groups import Groups
+from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection
-from proxy.session.interceptor import Attendant
 from proxy.topology.lookups import Absent, NotReadable
 
 log = logging.getLogger(__name__)
