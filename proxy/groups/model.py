@@ -97,8 +97,6 @@ TABLE: Final[dict[tuple[LinkState, LinkEvent], tuple[LinkState, LinkAction]]] = 
     (_S.LEAVING, _E.LOST): (_S.NONE, _A.NOTHING),
     (_S.CLOSING, _E.LET_GO): (_S.CLOSING, _A.NOTHING),
     (_S.CLOSING, _E.GIVE_UP): (_S.CLOSING, _A.NOTHING),
-    (_S.CLOSING, _E.CANCELLED): (_S.CLOSING, _A.NOTHING),
-    (_S.CLOSING, _E.CONSUMING): (_S.CLOSING, _A.NOTHING),
     (_S.CLOSING, _E.REFUSED): (_S.NONE, _A.NOTHING),
     (_S.CLOSING, _E.CLOSED): (_S.NONE, _A.NOTHING),
     (_S.CLOSING, _E.LOST): (_S.NONE, _A.NOTHING),
