@@ -10,11 +10,14 @@ gets it in order. After a basic.cancel with messages unacked the next consumer w
 broker has sent still reaches the client.
 """
 
+import logging
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.timing import FIRST_PAUSE, LONGEST_PAUSE
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PREFETCH: Final = 200
 """The most unacknowledged messages of one link where the client has set no prefetch."""
@@ -147,6 +150,7 @@ class Link:
         if row not in TABLE:
             raise RuntimeError(f"link to {self.shard!r}: {event.name} in the state {row[0].name}")
         entered[row] += 1
+        log.debug("%s, shard %r: %s in %s", self.member.client or self.member.id, self.shard, event.name, row[0].name)
         state, action = TABLE[row]
         if state != self.state:
             self.state, self.changed_at = state, now

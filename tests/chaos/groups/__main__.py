@@ -30,6 +30,7 @@ from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
 from tests.chaos.groups.history import Calm, History
 from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict, judge
 from tests.chaos.groups.members import Group, libraries
+from tests.chaos.groups.rows import Row, missed, taken
 from tests.chaos.oracle import Told
 from tests.chaos.queues import EXCHANGE
 from tests.chaos.schedule import DECK_OF_GROUPS, Fault, Kind, schedule
@@ -159,7 +160,11 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     for member in group.ended:
         with member.lines.open() as lines:
             history.read(member.name, lines, member.killed)
-    return report(judge(history, todo.limits), history, injector.done, group, todo.folder)
+    rows = taken(sidecar.log() for each in made.members for sidecar in each.started)
+    verdict = judge(history, todo.limits)
+    if not todo.direct:
+        verdict.faults += [f"no link took the event {row[1].name} in the state {row[0].name}" for row in missed(rows)]
+    return report(verdict, history, injector.done, group, rows, todo.folder)
 
 
 async def calm(made: Arena, group: Group, folder: Path) -> Calm:
@@ -233,7 +238,9 @@ def waiting(node: Node) -> int:
     return sum(queue.get("messages", 1) for queue in shown if queue["name"] in SHARDS)
 
 
-def report(verdict: Verdict, history: History, done: Counter[Kind], group: Group, folder: Path) -> bool:
+def report(
+    verdict: Verdict, history: History, done: Counter[Kind], group: Group, rows: Counter[Row], folder: Path
+) -> bool:
     """Print the verdict; whether nothing was wrong."""
     say("")
     for name, count in sorted(done.items()):
@@ -254,6 +261,8 @@ def report(verdict: Verdict, history: History, done: Counter[Kind], group: Group
     by_library = Counter(delivery.holder.member.rpartition("-")[0] for delivery in history.deliveries)
     for library, count in sorted(by_library.items()):
         say(f"  {library:<18}{count:>11,} deliveries")
+    for (state, event), count in rows.items():
+        say(f"  links: {f'{event.name} in {state.name}':<22} {count:>8,} times")
     faults = [*group.faults, *verdict.faults]
     (folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
     for fault in faults[:SHOWN]:
