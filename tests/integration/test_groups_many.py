@@ -1,8 +1,10 @@
 """Groups of very many shards: what a connection cannot hold is refused, and what it can is balanced in time."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import aio_pika
 import pytest
@@ -19,6 +21,8 @@ from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, encoded, port_of
 
 pytestmark = [private_only, pytest.mark.long]
+
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/memory.md"
 
 AT_ONCE = 50
 """How many queues are declared before the broker is asked whether it has them."""
@@ -143,3 +147,31 @@ def publish(node: Node, shards: Sequence[str]) -> None:
             wire.publish(1, "", shard, shard.encode())
         wire.confirm(1, len(shards))
         wire.goodbye()
+
+
+def test_links_and_deliveries_take_as_much_memory_as_the_documents_say(start_sidecar: StartSidecar, node: Node) -> None:
+    """One member has 1,022 shards, and holds 50 messages of each."""
+    shards, each = [f"orders.{n}" for n in range(1_022)], 50
+    declare(node, "orders", shards, **{"x-single-active-consumer": True})
+    sidecar = start_sidecar(groups="orders", **urls(node), **SLOW)
+    client = Client.of(node.amqp_url)
+    wait_until("the ring", lambda: sidecar.weights("/", "orders"), within=60)
+    with client.session(sidecar.amqp_port, "/") as wire:
+        wire.channel(1, confirm=False)
+        wire.ask(1, Basic.Qos(0, each), Basic.QosOk)
+        before = sidecar.memory()
+        wire.ask(1, Basic.Consume(0, "orders"), Basic.ConsumeOk)
+        wait_until("all shards", lambda: held([sidecar]) == [len(shards)], within=60)
+        linked = sidecar.memory()
+        for _ in range(each):
+            publish(node, shards)
+            for _ in shards:
+                wire.content(1, Basic.Deliver)
+        full = sidecar.memory()
+        link, delivery = (linked - before) / len(shards), (full - linked) / (each * len(shards))
+        print(f"{link / 1024:.2f} KiB a link, {delivery / 1024:.3f} KiB a delivery")
+        text = " ".join(DOCUMENT.read_text().split())
+        most = [
+            float(re.findall(rf"{words} takes ([0-9.]+) KiB", text)[0]) * 1024 for words in ("a group", "not acked")
+        ]
+        assert (link < most[0], delivery < most[1]) == (True, True)
