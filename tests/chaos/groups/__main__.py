@@ -256,7 +256,9 @@ def report(
     say(f"  a shard's holder was another than before {verdict.takeovers:,} times")
     say(f"  the slowest balance took {verdict.slowest_balance:.1f} s, in {len(history.calms)} calms")
     for how, gaps in sorted(verdict.gaps.items()):
-        figures = f"median {median(gaps):.2f} s, most {max(gaps):.2f} s"
+        most = max(gaps)
+        figures = f"median {median(gap.seconds for gap in gaps):.2f} s, most {most.seconds:.2f} s"
+        figures += f" ({most.shard}, until {most.until:.3f})"
         say(f"  until the next one's first delivery, where it {how:<12} {len(gaps):>6,} times: {figures}")
     by_library = Counter(delivery.holder.member.rpartition("-")[0] for delivery in history.deliveries)
     for library, count in sorted(by_library.items()):

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from tests.chaos.groups.history import Calm, Delivery, End, History, Holder, How, Life, Settlement, Stall
 from tests.chaos.oracle import Note, Told, title
@@ -60,6 +61,15 @@ class Limits:
     """Whether shards must be spread over the members."""
 
 
+class Gap(NamedTuple):
+    """A time in which a shard had no delivery, as it went from one holder to another."""
+
+    seconds: float
+    shard: str
+    until: float
+    """When the next holder got its first delivery."""
+
+
 @dataclass
 class Verdict:
     """What was wrong, in words, and how much was looked at."""
@@ -75,8 +85,8 @@ class Verdict:
     """First deliveries that the broker marks as redelivered: what it had sent before reached no member."""
     takeovers: int = 0
     """Deliveries of a shard to another holder than the delivery before."""
-    gaps: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Seconds from the end of a shard's holder to the next one's first delivery, by how the holder ended."""
+    gaps: defaultdict[str, list[Gap]] = field(default_factory=lambda: defaultdict(list))
+    """From the end of a shard's holder to the next one's first delivery, by how the holder ended."""
     slowest_balance: float = 0.0
     """The longest time, in seconds, from the end of faults to the last delivery of a shard that then moved."""
 
@@ -231,7 +241,8 @@ class _Judge:
         """Note how long a shard had no delivery as its holder ended, or gave the shard up."""
         end, how = self._ended.get(last, (float("inf"), None))
         since = max(end, self._last_at[shard]) if end <= at else self._last_at[shard]
-        self._verdict.gaps[str(how) if how is not None and end <= at else "gave it up"].append(at - since)
+        name = str(how) if how is not None and end <= at else "gave it up"
+        self._verdict.gaps[name].append(Gap(at - since, shard, at))
 
     def _first_delivered(self, delivery: Delivery, note: Note) -> None:
         place = (note.publisher, note.channel, note.key)

@@ -372,7 +372,8 @@ def test_the_time_without_a_holder_is_measured_by_how_the_last_one_ended() -> No
         history = moved(good(), 95)
         history.lives = [Life(A, 99.0, end, how), Life(B, 99.0, FOREVER, None)]
         gaps = judged(history).gaps
-        assert {how: [round(gap, 3) for gap in its] for how, its in gaps.items()} == {name: [seconds]}
+        found = [(how, round(gap.seconds, 3), gap.shard, gap.until) for how, its in gaps.items() for gap in its]
+        assert found == [(name, seconds, SHARDS[1], got(95).at)]
 
 
 def test_balance_that_takes_a_while() -> None:
