@@ -35,6 +35,13 @@ class BoundedConnection(aio_pika.Connection):
         super().__init__(url, *arguments, **more)
         self.kwargs["transport_factory"] = _BoundedTransport()
 
+    def __del__(self) -> None:
+        """Leave the connection as it is: its opener closes it, and one that could not be opened has no socket.
+
+        aio-pika would begin to close it here. In a thread without an event loop, which may be the one that collects the
+        connection, that comes to nothing but a warning in the log.
+        """
+
 
 class _BoundedTransport(TransportFactory):
     async def create(self, url: URL, **arguments: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -1,12 +1,15 @@
 """The limits of aio-pika's connections, with a broker that announces too much. No real one does."""
 
 import asyncio
+import gc
 import struct
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aio_pika
 import pytest
+import yarl
 
 from proxy.process.amqp_client import MAX_BODY, MAX_FRAME, BoundedConnection
 
@@ -66,3 +69,13 @@ async def test_a_frame_and_a_message_of_the_most_bytes_are_read() -> None:
             with pytest.raises((aio_pika.exceptions.AMQPError, ValueError)) as raised:
                 await aio_pika.connect(port=port, connection_class=BoundedConnection)
         assert "more than" not in str(raised.value)
+
+
+async def test_a_connection_that_was_never_open_is_collected_in_silence_in_any_thread() -> None:
+    """Threads build rings meanwhile, and any of them may collect it."""
+    kept = [BoundedConnection(yarl.URL("amqp://127.0.0.1:1/"))]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        await asyncio.to_thread(kept.clear)
+        gc.collect()
+    assert [str(each.message) for each in told] == []
