@@ -4,29 +4,19 @@ Each sidecar decides by itself, by what all beats tell. Two that know the same d
 different things, one link more waits at the broker for a while: single active consumer gives each shard to one link
 whatever sidecars believe, so that a wrong belief costs balance and never order.
 
-The **owner** of a shard is the member whose open link is the oldest: RabbitMQ keeps the consumers of a queue in their
-order of arrival, and the first is the active one. The **target** is the member that should consume it.
-
-A shard moves in four steps, and nobody is asked to agree:
-
-1. The target opens its link, which waits at the broker behind the owner's, and its beat says so.
-2. The owner passes nothing on any more, and waits until its client has acked what it got.
-3. The owner closes its channel. The broker makes the target's link the active one.
-4. A beat tells that the owner's link is gone.
-
-If the owner dies meanwhile, the target has the shard at once. If the target dies, the owner closes all the same, and
-opens a link again, as any shard's target does. An owner lets go only if the target's own beat says that it wants the
-shard, and behind whom it waits: else two sidecars that know different things would let go of it in turns, for ever.
+The text of `proxy/groups/__init__.py` says how a shard moves. The **owner** of a shard is the member whose open link is
+the oldest: RabbitMQ keeps the consumers of a queue in their order of arrival, and the first is the active one. The
+**target** is the member that should consume it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
 from proxy.groups.beats import LinkBeat, MemberBeat
-from proxy.groups.model import LinkState
+from proxy.groups.model import LinkState, Member
 
 _OPENING: Final = LinkState.OPENING.value
 _OPEN: Final = LinkState.OPEN.value
@@ -92,8 +82,8 @@ class View:
     """The shards of the ring, sorted."""
     members: Mapping[str, MemberBeat]
     """The members of all sidecars as their beats tell of them, by id; those of this sidecar as its next beat would."""
-    local: Collection[str]
-    """The ids of this sidecar's members."""
+    local: Mapping[str, Member]
+    """This sidecar's members, by id."""
     lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By member, the shards that its sidecar's ring lacks; a member that is not here lacks none."""
     hears: bool = True
@@ -101,10 +91,6 @@ class View:
     vacant: Collection[str] = ()
     """The shards of which nobody tells an open link for long, or, where this sidecar hears nobody, that nobody
     consumes by what the broker says."""
-    brought: Collection[tuple[str, str]] = ()
-    """By member of this sidecar and shard, the links by which messages have come."""
-    closing: Collection[tuple[str, str]] = ()
-    """By member of this sidecar and shard, the links whose channels have yet to end: no other can be opened before."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +117,7 @@ def decide(view: View) -> Decision:
     for member_id, member in view.members.items():
         for shard, link in member.links.items():
             links.setdefault(shard, []).append((member_id, link))
-    owners = {shard: owner for shard, its in links.items() if (owner := owner_of(its))}
+    owners = {shard: owner for shard, found in links.items() if (owner := owner_of(found))}
     targets = _targets(view, links, owners)
     stances = {
         (member_id, shard): Stance(targets.get(shard) == member_id, _but(owners.get(shard, ""), member_id))
@@ -163,9 +149,7 @@ def _but(owner: str, member: str) -> str:
 
 def _targets(view: View, links: Links, owners: Mapping[str, str]) -> dict[str, str]:
     """Return the target of each shard, which is one that may have it wherever there is such a member."""
-    fit = [each.id for each in view.members.values() if each.is_fit]
-    if not fit:
-        fit = [each.id for each in view.members.values() if not each.is_leaving]
+    fit = _fit(view, view.members)
     since = {shard: view.members[owner].links[shard].since for shard, owner in owners.items()}
     targets = assign(fit, view.shards, owners, since)
     counts: dict[str, int] = dict.fromkeys(fit, 0)
@@ -185,6 +169,12 @@ def _targets(view: View, links: Links, owners: Mapping[str, str]) -> dict[str, s
     return targets
 
 
+def _fit(view: View, members: Iterable[str]) -> list[str]:
+    """Return those of the members that are fit, or that stay where none is fit."""
+    found = [member for member in members if view.members[member].is_fit]
+    return found or [member for member in members if not view.members[member].is_leaving]
+
+
 def _may_have(view: View, member: str, shard: str) -> bool:
     return shard not in view.members[member].refused and shard not in view.lacking.get(member, ())
 
@@ -195,10 +185,11 @@ def _openings(view: View, targets: Mapping[str, str]) -> list[Step]:
 
 
 def _can_open(view: View, member_id: str, shard: str) -> bool:
-    if member_id not in view.local or (member_id, shard) in view.closing:
+    """Return whether a member of this sidecar may open a link: not before the channel of its last one has ended."""
+    if member_id not in view.local or shard in view.local[member_id].links:
         return False
     member = view.members[member_id]
-    return not member.is_leaving and shard not in member.links and shard not in member.refused
+    return not member.is_leaving and shard not in member.refused
 
 
 def _releases(view: View, links: Links, owners: Mapping[str, str], targets: Mapping[str, str]) -> list[Step]:
@@ -233,15 +224,13 @@ def _is_spare(view: View, shard: str, member_id: str, owner: str) -> bool:
 
     One that has brought messages does not wait: the owner's clock is wrong, and its own link is the one that waits.
     """
-    waits = owner != member_id and (member_id, shard) not in view.brought
+    waits = owner != member_id and not view.local[member_id].links[shard].delivered
     return waits and view.members[owner].links[shard].state == _OPEN
 
 
 def _vacancies(view: View, opened: Collection[str]) -> list[Step]:
     """Return the links that this sidecar's members are to open to vacant shards: each by the one with the fewest."""
-    fit = [each for each in view.local if view.members[each].is_fit]
-    if not fit:
-        fit = [each for each in view.local if not view.members[each].is_leaving]
+    fit = _fit(view, view.local)
     counts = {member: len(view.members[member].links) for member in fit}
     steps = []
     for shard in view.shards:

@@ -5,13 +5,13 @@ links to open and to let go, a beat to send, and questions for the broker.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from proxy.groups.beats import Beat, LinkBeat, MemberBeat, OtherVersionError, digest
-from proxy.groups.decide import Decision, Step, View, decide
-from proxy.groups.model import Link, LinkState, Member
-from proxy.groups.peers import Answer, News, Peers
+from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
+from proxy.groups.decide import Decision, Stance, Step, View, decide
+from proxy.groups.model import LinkState, Member
+from proxy.groups.peers import Answer, News, Peers, Question
 from proxy.groups.timing import (
     BEAT,
     CALM,
@@ -30,21 +30,20 @@ TOLD_A_SECOND: Final = 2_000
 
 _NEVER: Final = float("inf")
 
-_TOLD: Final = (LinkState.OPENING, LinkState.OPEN, LinkState.LEAVING)
+_UNDECIDED: Final = Stance(wants=False, behind="")
+"""The words of a link about which nothing has been decided yet."""
 
 
 class Shard:
     """One shard of the group, from the reading of the ring that first shows it until no reading does."""
 
-    __slots__ = ("consumers", "missing_at", "moving_since", "name", "owner", "owner_since", "told_at")
+    __slots__ = ("consumers", "missing_at", "moving_since", "name", "owner_since", "told_at")
 
     def __init__(self, name: str, now: float) -> None:
         """Nobody is known to consume the shard."""
         self.name = name
-        self.owner = ""
-        """The member that owns it; empty for nobody."""
         self.owner_since = now
-        """Since when it is owned by that member, or by nobody, in monotonic seconds."""
+        """Since when it is owned by its owner, or by nobody, in monotonic seconds."""
         self.moving_since = 0.0
         """Since when it is to move, or is without an owner, in monotonic seconds; 0 where it stays."""
         self.told_at = now
@@ -55,38 +54,28 @@ class Shard:
         """How many consumers the broker last counted while this sidecar heard nobody; None where it has not."""
 
 
-class Question(NamedTuple):
-    """A question for the broker: whether the queue of a sidecar is there."""
-
-    sidecar: str
-    queue: str
-
-
 class Tick(NamedTuple):
     """The acts that are due after a look at a group."""
 
-    steps: tuple[Step, ...] = ()
+    steps: Sequence[Step] = ()
     beat: Beat | None = None
-    questions: tuple[Question, ...] = ()
+    questions: Sequence[Question] = ()
     """The queues of sidecars to ask for; the answers go to `Group.answered`."""
-    counted: tuple[str, ...] = ()
+    counted: Sequence[str] = ()
     """The shards whose consumers are to be counted; the answers go to `Group.counted`."""
 
 
 class Group:
     """The state of one group in one sidecar; it lives as long as the sidecar has members of the group."""
 
-    def __init__(self, sidecar: str, host: str, now: float, clock: Callable[[], float] = time.time) -> None:
-        """Take the id of this process and the name of its machine, as its beats give them.
-
-        `now` is in monotonic seconds; `clock` returns the seconds since 1970.
-        """
-        self.sidecar, self.host, self._clock = sidecar, host, clock
+    def __init__(self, sidecar: str, host: str, now: float) -> None:
+        """Take the id of this process and the name of its machine, as its beats give them."""
+        self.sidecar, self.host = sidecar, cut(host)
         self.queue = ""
         """The name of the queue by which this sidecar gets beats; empty until there is one."""
         self.local: dict[str, Member] = {}
         """The members of this sidecar, by id, also those that leave and whose links have yet to end."""
-        self.peers = Peers(sidecar)
+        self.peers = Peers()
         self.shards: dict[str, Shard] = {}
         """The shards of the ring, and those of an earlier ring whose queues are still there."""
         self.decision = Decision()
@@ -143,11 +132,6 @@ class Group:
         self._tell(now)
         self._soon(now)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether this sidecar has no member any more."""
-        return not self.local
-
     # News of the ring.
 
     def follow(self, ring: Iterable[str], read_at: float, now: float) -> None:
@@ -199,10 +183,6 @@ class Group:
         elif heard.news is News.LINKS:
             self._soon(now)
 
-    def heard_other(self, error: OtherVersionError, now: float) -> None:
-        """Take a beat of a sidecar of another release, which tells nothing that this one understands."""
-        self.peers.heard_other_version(error.sidecar, now)
-
     def connected(self, queue: str, now: float) -> None:
         """Note that beats come by a new queue; with an empty name, that the connection is lost."""
         self.queue = queue
@@ -213,8 +193,7 @@ class Group:
 
     def answered(self, question: Question, answer: Answer, now: float) -> None:
         """Take the broker's answer about a sidecar's queue."""
-        if self.peers.answered(question.sidecar, question.queue, answer, now):
-            self.peers.remove(question.sidecar)
+        if self.peers.answered(question, answer, now):
             self._soon(now)
 
     def counted(self, shard: str, consumers: int | None, now: float) -> None:
@@ -225,10 +204,6 @@ class Group:
 
     # What follows from it.
 
-    def hears(self, now: float) -> bool:
-        """Return whether this sidecar hears the others."""
-        return self.peers.hears(now)
-
     @property
     def due(self) -> float:
         """When `tick` is to be called at the latest, in monotonic seconds."""
@@ -237,7 +212,7 @@ class Group:
     def tick(self, now: float) -> Tick:
         """Decide what is due, and return what is to be done."""
         questions, counted = self._look(now) if now >= self._look_at else ((), ())
-        steps: tuple[Step, ...] = ()
+        steps: Sequence[Step] = ()
         # A beat tells what has just been decided. Pauses that are over, for example, are no event of their own.
         if now >= self._decide_at or (now >= self._beat_at and self._changes is None):
             steps = self._decide(now)
@@ -247,59 +222,53 @@ class Group:
             self._beat_at, self._is_full = now + BEAT, False
         return Tick(steps, beat, questions, counted)
 
-    def _look(self, now: float) -> tuple[tuple[Question, ...], tuple[str, ...]]:
+    def _look(self, now: float) -> tuple[list[Question], list[str]]:
         """Look for sidecars that are gone or late; return the questions about late ones, and the shards to count."""
         self._look_at = now + LOOK_EVERY
-        gone, late = self.peers.expire(now)
-        for sidecar in gone:
-            self.peers.remove(sidecar)
+        gone, questions = self.peers.expire(now)
         if gone:
             self._soon(now)
         counted: list[str] = []
         if self._is_deaf(now) and now >= self._count_at:
             self._count_at = now + COUNT_EVERY
-            linked = {link.shard for link in self._links()}
+            linked = {shard for member in self.local.values() for shard in member.links}
             counted = [shard for shard in self.present if shard not in linked]
-        return tuple(Question(sidecar, self.peers.all[sidecar].queue) for sidecar in late), tuple(counted)
+        return questions, counted
 
-    def _decide(self, now: float) -> tuple[Step, ...]:
+    def _decide(self, now: float) -> Sequence[Step]:
         self._changes, self._decide_at = None, _NEVER
-        members = {**self.told, **{each.id: each for each in self._members(now)}}
+        members = self.members(now)
         for member in members.values():
-            for shard, link in member.links.items():
-                if link.state != LinkState.OPENING and shard in self.shards:
-                    self.shards[shard].told_at = now
-        self.decision = decide(self._view(members, now))
-        for (member_id, shard), stance in self.decision.stances.items():
-            own = self.local[member_id].links[shard]
-            if (own.wants, own.behind) != stance:
-                own.wants, own.behind = stance
-                self._tell(now)
-        self._note(now)
-        return tuple(self.decision.steps)
-
-    def _view(self, members: Mapping[str, MemberBeat], now: float) -> View:
-        shards = self.present
-        closing = [(link.member.id, link.shard) for link in self._links()]
-        brought = [(link.member.id, link.shard) for link in self._links() if link.delivered]
-        lacking = self._lacking(shards)
-        return View(shards, members, self.local.keys(), lacking, self.hears(now), self._vacant(now), brought, closing)
-
-    def _links(self) -> list[Link]:
-        return [link for member in self.local.values() for link in member.links.values()]
+            for name, link in member.links.items():
+                if link.state != LinkState.OPENING and name in self.shards:
+                    self.shards[name].told_at = now
+        shards, before = self.present, self.decision
+        view = View(shards, members, self.local, self._lacking(shards), self.peers.hears(now), self._vacant(now))
+        self.decision = decide(view)
+        if self.decision.stances != before.stances:
+            self._tell(now)
+        moving = {move.shard for move in self.decision.moves}
+        for name, shard in self.shards.items():
+            owner = self.decision.owners.get(name, "")
+            if owner != before.owners.get(name, ""):
+                self.moves += owner in self.local
+                shard.owner_since = now
+            shard.moving_since = (shard.moving_since or now) if name in moving else 0.0
+        return self.decision.steps
 
     def _lacking(self, shards: Iterable[str]) -> Mapping[str, frozenset[str]]:
         """Return by member the shards that its sidecar's ring lacks, where that has told its shards."""
         every = frozenset(shards)
         found: dict[str, frozenset[str]] = {}
         for peer in self.peers.all.values():
-            if peer.ring != self._digest and peer.shards is not None and (lacks := every - peer.shards):
+            its = peer.beat.shards
+            if peer.beat.ring != self._digest and its is not None and (lacks := every - its):
                 found |= dict.fromkeys(peer.members, lacks)
         return found
 
     def _vacant(self, now: float) -> set[str]:
         """Return the shards that any sidecar should have consumed: see `View.vacant`."""
-        if self.hears(now):
+        if self.peers.hears(now):
             return {shard.name for shard in self.shards.values() if now - shard.told_at > ORPHANED}
         return {shard.name for shard in self.shards.values() if shard.consumers == 0} if self._is_deaf(now) else set()
 
@@ -307,60 +276,48 @@ class Group:
         """Return whether this sidecar has heard nobody for so long that it looks after the shards by itself."""
         return now - max(self.peers.echo_at, self._started) > GONE
 
-    def _note(self, now: float) -> None:
-        """Note since when shards are owned and are to move."""
-        moving = {move.shard for move in self.decision.moves}
-        for shard in self.shards.values():
-            owner = self.decision.owners.get(shard.name, "")
-            if owner != shard.owner:
-                self.moves += owner in self.local
-                shard.owner, shard.owner_since = owner, now
-            shard.moving_since = (shard.moving_since or now) if shard.name in moving else 0.0
-
     # What this sidecar tells.
 
     def beat(self, now: float, *, is_full: bool) -> Beat:
         """Return the next beat of this sidecar."""
         self._number += 1
         if not is_full:
-            return Beat(self.sidecar, self._number, members=None)
-        self._full_at = now + self._full_every
-        differs = any(peer.ring != self._digest for peer in self.peers.all.values())
+            return Beat(self.sidecar, self._number)
+        size = self.peers.size + sum(1 + len(member.links) for member in self.local.values())
+        self._full_at = now + min(max(size / TOLD_A_SECOND, BEAT), LONGEST_FULL)
+        differs = any(peer.beat.ring != self._digest for peer in self.peers.all.values())
         shards = frozenset(self.present) if differs else None
-        return Beat(self.sidecar, self._number, self.host, self.queue, self._digest, shards, self._members(now))
+        members = tuple(self._own(now))
+        return Beat(self.sidecar, self._number, self.host, self.queue, self._digest, shards, members)
 
     def last_beat(self, now: float) -> Beat:
         """Return the beat by which this sidecar leaves the group."""
         self.local = {}
         return self.beat(now, is_full=True)
 
-    @property
-    def _full_every(self) -> float:
-        size = sum(peer.size for peer in self.peers.all.values()) + sum(1 + len(m.links) for m in self.local.values())
-        return min(max(size / TOLD_A_SECOND, BEAT), LONGEST_FULL)
+    def members(self, now: float) -> dict[str, MemberBeat]:
+        """Return the members of all sidecars as their beats tell of them, by id; own ones as the next beat would."""
+        found = {name: told for peer in self.peers.all.values() for name, told in peer.members.items()}
+        return found | {own.id: own for own in self._own(now)}
 
-    def _members(self, now: float) -> tuple[MemberBeat, ...]:
-        return tuple(
-            MemberBeat(
+    def _own(self, now: float) -> Iterator[MemberBeat]:
+        stances = self.decision.stances
+        for member in self.local.values():
+            links = {
+                shard: LinkBeat(link.state, link.since, link.unacked, *stances.get((member.id, shard), _UNDECIDED))
+                for shard, link in member.links.items()
+                if link.state in TOLD
+            }
+            yield MemberBeat(
                 member.id,
-                member.client,
+                cut(member.client),
                 member.since,
-                self.is_stalled(member, now),
+                now < member.stalled_until,
                 member.leaving,
                 member.held_at_most,
                 frozenset(self._refused(member, now)),
-                {
-                    link.shard: LinkBeat(link.state, link.since, link.unacked, link.wants, link.behind)
-                    for link in member.links.values()
-                    if link.state in _TOLD
-                },
+                links,
             )
-            for member in self.local.values()
-        )
-
-    def is_stalled(self, member: Member, now: float) -> bool:
-        """Return whether a member of this sidecar gets no shard while others may, as its client did not ack."""
-        return now < member.stalled_until
 
     def _refused(self, member: Member, now: float) -> Iterable[str]:
         """Yield the shards that a member may not have now: the broker refuses its link, or does not answer."""
@@ -390,34 +347,14 @@ class Group:
 
     # What reports and metrics show.
 
-    @property
-    def told(self) -> Mapping[str, MemberBeat]:
-        """The members of all other sidecars, by id, as their beats tell of them."""
-        return {each.id: each for peer in self.peers.all.values() for each in peer.members.values()}
-
     def owned(self, *, is_first: bool) -> list[str]:
         """Return the shards that members of this sidecar own; with `is_first` also those that nobody owns."""
-        shards = [self.shards[name] for name in self.present]
-        return [it.name for it in shards if (it.owner in self.local if it.owner else is_first)]
-
-    def delivered_at(self, shard: str) -> float:
-        """Return when a member of this sidecar last got a delivery of a shard; monotonic seconds, 0 for never."""
-        return max([link.delivered_at for link in self._links() if link.shard == shard], default=0.0)
-
-    def yet_to_ack(self, shard: str) -> int:
-        """Return how many messages of a shard members hold whose links are LEAVING, as far as this sidecar knows."""
-        own = [(link.state, link.unacked) for link in self._links() if link.shard == shard]
-        links = [told.links[shard] for told in self.told.values() if shard in told.links]
-        told = [(link.state, link.unacked) for link in links]
-        return sum(unacked for state, unacked in (*own, *told) if state == LinkState.LEAVING)
-
-    def unacked(self, shard: str) -> int:
-        """Return how many unacked messages of a shard all members together hold, as far as this sidecar knows."""
-        own = sum(link.unacked for link in self._links() if link.shard == shard and link.state in _TOLD)
-        return own + sum(told.links[shard].unacked for told in self.told.values() if shard in told.links)
+        owners = self.decision.owners
+        return [name for name in self.present if (owners[name] in self.local if name in owners else is_first)]
 
     @property
     def prefetches(self) -> set[int]:
         """The prefetches of all members that have not left; a member without acks has 0."""
         own = {member.held_at_most for member in self.local.values() if not member.leaving}
-        return own | {told.prefetch for told in self.told.values() if not told.is_leaving}
+        told = [each for peer in self.peers.all.values() for each in peer.members.values()]
+        return own | {each.prefetch for each in told if not each.is_leaving}

@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from proxy.groups import exactness
-from proxy.groups.exactness import Exactness
 from proxy.groups.membership import Connect, Membership
 from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import report
 from proxy.groups.running import Parts, RunningGroup, counted, shards_of
+from proxy.groups.shards import Exactness, mixed, read, unreadable
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.topology.bindings import RING_TYPES, TopologyError
@@ -151,7 +150,7 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             return None
-        await group.refresh(FRESH, self._lookup_timeout / 2)
+        await group.readings.refresh(FRESH, self._lookup_timeout / 2)
         return report(group)
 
     @property
@@ -232,27 +231,27 @@ class Groups:
         group = self._groups.get((member.vhost, member.exchange))
         present = group.state.prefetches if group is not None else set()
         own = member.held_at_most
-        return (*seen.reasons, *(exactness.mixed({*present, own}) if own and own not in present else ()))
+        return (*seen.reasons, *(mixed({*present, own}) if own and own not in present else ()))
 
     async def _exactness(self, name: Name, entry: Entry) -> Exactness:
         """Return what a new member must know of the shards, by a reading that is made now if there is none."""
         group = self._groups.get(name)
-        if group is not None and group.exactness.shards:
-            return group.exactness
+        if group is not None and group.readings.exactness.shards:
+            return group.readings.exactness
         try:
             async with asyncio.timeout(self._lookup_timeout):
-                return await exactness.read(self._parts.api, name[0], shards_of(entry), {})
+                return await read(self._parts.api, name[0], shards_of(entry), {})
         except (ManagementError, TopologyError) as error:
-            return exactness.unreadable(error)
+            return unreadable(error)
         except TimeoutError:
-            return exactness.unreadable(ManagementError("no answer in time (lookup_timeout)"))
+            return unreadable(ManagementError("no answer in time (lookup_timeout)"))
 
     def _joined(self, member: Member, actions: Actions, task: "asyncio.Task[None]") -> None:
         if self._joining.get(member.id) is task:
             del self._joining[member.id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a defect while a member joined", exc_info=error)
-            actions.refuse(member, INTERNAL_ERROR, "a defect of the sidecar")
+            log.error("unexpected error while a member joined", exc_info=error)
+            actions.refuse(member, INTERNAL_ERROR, "unexpected error of the sidecar")
 
     def _end(self, group: RunningGroup) -> None:
         """Leave a group in a task of its own, if this is not done already."""

@@ -115,8 +115,7 @@ class Link:
     """One member's consumer on one shard, from its basic.consume to the end of its channel."""
 
     __slots__ = (
-        "behind", "changed_at", "channel", "delivered", "delivered_at", "member", "shard", "since", "state", "unacked",
-        "wants",
+        "changed_at", "channel", "delivered", "delivered_at", "member", "shard", "since", "state", "unacked",
     )  # fmt: skip
 
     def __init__(self, member: "Member", shard: str) -> None:
@@ -136,10 +135,6 @@ class Link:
         """When the client last got a delivery by this link, in monotonic seconds; 0 for never."""
         self.unacked = 0
         """How many deliveries of this link the client has neither acked nor rejected."""
-        self.wants = False
-        """Whether this sidecar's own assignment gives the shard to the member."""
-        self.behind = ""
-        """The owner behind which the link waits, as this sidecar sees it; empty where the member is that itself."""
 
     def enter(self, event: LinkEvent, now: float) -> LinkAction:
         """Go on to the state that `TABLE` names for an event; return what the broker is to be sent.

@@ -4,11 +4,13 @@ All times are in monotonic seconds of this machine.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from proxy.groups.beats import Beat, LinkBeat, MemberBeat
+from msgspec import UNSET
+
+from proxy.groups.beats import Beat, MemberBeat
 from proxy.groups.timing import ASK_AGAIN, DEAF, GONE, LATE
 
 OTHER_VERSION: Final = 60.0
@@ -52,43 +54,48 @@ class Heard(NamedTuple):
     """Whether the sender was not known, or has a new queue, and so waits for a full beat of this sidecar."""
 
 
+class Question(NamedTuple):
+    """A question for the broker: whether the queue of a sidecar is there."""
+
+    sidecar: str
+    queue: str
+
+
 @dataclass
 class Peer:
     """Another sidecar that has members of the group."""
 
+    beat: Beat
+    """Its last full beat."""
     number: int
     """The number of its last beat."""
     heard_at: float
     """When its last beat came."""
-    host: str = ""
-    queue: str = ""
-    """The name of its exclusive queue."""
-    ring: str = ""
-    """The digest of its ring."""
-    shards: frozenset[str] | None = None
-    """The shards of its ring, as far as it has told them."""
-    members: dict[str, MemberBeat] = field(default_factory=dict)
-    size: int = 0
-    """The size of its last full beat, as `Beat.size` has it."""
+    members: Mapping[str, MemberBeat]
+    """The members that it told of, by id, but for those that another sidecar had already."""
     asked_at: float = 0.0
     """When the broker was last asked for its queue; 0 for never since its last beat."""
     absent_at: float = 0.0
     """When the broker first answered that the queue is not there, since the last beat; 0 for never."""
 
+    def is_heard(self, now: float) -> None:
+        """Note a sign of life."""
+        self.heard_at, self.asked_at, self.absent_at = now, 0.0, 0.0
+
 
 class Peers:
     """The other sidecars of one group."""
 
-    def __init__(self, own: str) -> None:
-        """Take the id of this process."""
-        self._own = own
+    def __init__(self) -> None:
+        """No other sidecar is known."""
         self.all: dict[str, Peer] = {}
         """The other sidecars, by id."""
         self.lost = 0
         """How many beats of other sidecars were lost, by the gaps in their numbers."""
         self.echo_at = float("-inf")
         """When a beat of this sidecar last came back."""
-        self._size = 0
+        self.size = 0
+        """How many members, links, refusals and shards their last full beats tell of."""
         self._others: dict[str, float] = {}
 
     def hears(self, now: float) -> bool:
@@ -108,7 +115,7 @@ class Peers:
         self.echo_at = now
         if hears_again:
             for peer in self.all.values():
-                peer.heard_at, peer.asked_at, peer.absent_at = now, 0.0, 0.0
+                peer.is_heard(now)
         return hears_again
 
     def heard(self, beat: Beat, taken: Mapping[str, object], now: float) -> Heard:
@@ -116,71 +123,73 @@ class Peers:
         peer = self.all.get(beat.sidecar)
         if peer is None:
             # Without a full beat nothing is known of it, and with one that tells of no member it has left.
-            if not beat.members or len(self.all) >= MOST_PEERS or self._size + beat.size > MOST_TOLD:
+            if not beat.told or len(self.all) >= MOST_PEERS or self.size + beat.size > MOST_TOLD:
                 return Heard()
-            peer = self.all[beat.sidecar] = Peer(beat.number - 1, now)
+            peer = self.all[beat.sidecar] = Peer(Beat(beat.sidecar, 0), beat.number - 1, now, {})
         elif beat.number <= peer.number:
             return Heard()
         self.lost += beat.number - peer.number - 1
-        peer.number, peer.heard_at, peer.asked_at, peer.absent_at = beat.number, now, 0.0, 0.0
-        if beat.members is None or self._size - peer.size + beat.size > MOST_TOLD:
+        peer.number = beat.number
+        peer.is_heard(now)
+        size = self.size - peer.beat.size + beat.size
+        if beat.members is UNSET or size > MOST_TOLD:
             return Heard()
-        return self._full(beat, beat.members, peer, taken)
-
-    def _full(self, beat: Beat, members: tuple[MemberBeat, ...], peer: Peer, taken: Mapping[str, object]) -> Heard:
-        others = {each for other in self.all.values() if other is not peer for each in other.members}
-        told = {each.id: each for each in members if each.id not in taken and each.id not in others}
-        is_new = peer.queue != beat.queue
+        others = [other.members for other in self.all.values() if other is not peer]
+        told = {
+            each.id: each
+            for each in beat.told
+            if each.id not in taken and not any(each.id in members for members in others)
+        }
         news = _news(peer.members, told)
-        if news is News.NOTHING and (peer.ring, peer.shards) != (beat.ring, beat.shards):
+        if news is News.NOTHING and (peer.beat.ring, peer.beat.shards) != (beat.ring, beat.shards):
             news = News.LINKS
-        self._size += beat.size - peer.size
-        peer.host, peer.queue, peer.ring, peer.size = beat.host, beat.queue, beat.ring, beat.size
-        peer.members, peer.shards = told, beat.shards
-        if not members:
+        is_new = peer.beat.queue != beat.queue
+        self.size, peer.beat, peer.members = size, beat, told
+        if not beat.told:
             self.remove(beat.sidecar)
         return Heard(news, is_new)
 
-    def remove(self, sidecar: str) -> bool:
-        """Forget a sidecar that has left or is gone; return whether it was known."""
-        peer = self.all.pop(sidecar, None)
-        if peer is not None:
-            self._size -= peer.size
-        return peer is not None
+    def remove(self, sidecar: str) -> None:
+        """Forget a sidecar that has left or is gone."""
+        if (peer := self.all.pop(sidecar, None)) is not None:
+            self.size -= peer.beat.size
 
     # Which of them are gone.
 
-    def expire(self, now: float) -> tuple[list[str], list[str]]:
-        """Return the sidecars that are gone, and those whose queue the broker is to be asked for, which are late.
+    def expire(self, now: float) -> tuple[list[str], list[Question]]:
+        """Forget the sidecars that are gone; return them, and the questions for the queues of those that are late.
 
         None of either while this sidecar hears nobody.
         """
         if not self.hears(now):
             return [], []
         gone = [sidecar for sidecar, peer in self.all.items() if now - peer.heard_at > GONE]
-        late = [
-            sidecar
-            for sidecar, peer in self.all.items()
-            if LATE < now - peer.heard_at <= GONE and now - peer.asked_at >= ASK_AGAIN and peer.queue
-        ]
-        for sidecar in late:
-            self.all[sidecar].asked_at = now
+        for sidecar in gone:
+            self.remove(sidecar)
+        late: list[Question] = []
+        for sidecar, peer in self.all.items():
+            if now - peer.heard_at > LATE and now - peer.asked_at >= ASK_AGAIN and peer.beat.queue:
+                peer.asked_at = now
+                late.append(Question(sidecar, peer.beat.queue))
         return gone, late
 
-    def answered(self, sidecar: str, queue: str, answer: Answer, now: float) -> bool:
-        """Take the broker's answer about a sidecar's queue; return whether the sidecar is gone.
+    def answered(self, question: Question, answer: Answer, now: float) -> bool:
+        """Take the broker's answer about a sidecar's queue; forget the sidecar and return True if it is gone.
 
         One that has beaten since, or has another queue now, is there.
         """
-        peer = self.all.get(sidecar)
-        if peer is None or not peer.asked_at or peer.queue != queue or answer is Answer.UNKNOWN:
+        peer = self.all.get(question.sidecar)
+        if peer is None or not peer.asked_at or peer.beat.queue != question.queue or answer is Answer.UNKNOWN:
             return False
         if answer is Answer.THERE:
             peer.absent_at = 0.0
             return False
-        is_gone = bool(peer.absent_at) and now - peer.absent_at >= ASK_AGAIN / 2
-        peer.absent_at = peer.absent_at or now
-        return is_gone
+        if not peer.absent_at:
+            peer.absent_at = now
+        elif now - peer.absent_at >= ASK_AGAIN / 2:
+            self.remove(question.sidecar)
+            return True
+        return False
 
     # Sidecars of other releases.
 
@@ -197,15 +206,14 @@ class Peers:
 
 def _news(before: Mapping[str, MemberBeat], after: Mapping[str, MemberBeat]) -> News:
     """Return how much of what decides has changed between two beats of one sidecar."""
+    if before == after:
+        return News.NOTHING
     if {(each.id, each.is_fit) for each in before.values()} != {(each.id, each.is_fit) for each in after.values()}:
         return News.MEMBERS
-    for member_id, member in after.items():
-        was = before[member_id]
-        if member.refused != was.refused or _deciding(member.links) != _deciding(was.links):
-            return News.LINKS
-    return News.NOTHING
+    return News.LINKS if any(_deciding(before[each]) != _deciding(after[each]) for each in after) else News.NOTHING
 
 
-def _deciding(links: Mapping[str, LinkBeat]) -> dict[str, LinkBeat]:
-    """Return links without the counts of what their clients hold, which decide nothing."""
-    return {shard: link._replace(unacked=0) for shard, link in links.items()}
+def _deciding(member: MemberBeat) -> object:
+    """Return what decides of a member's refusals and links: all but the counts of what its client holds."""
+    links = {shard: (link.state, link.since, link.wants, link.behind) for shard, link in member.links.items()}
+    return member.refused, links

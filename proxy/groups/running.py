@@ -4,43 +4,26 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.groups import exactness
 from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
 from proxy.groups.changes import Changes
 from proxy.groups.decide import Act, Step
-from proxy.groups.exactness import Exactness, Shard
-from proxy.groups.group import Group, Question
+from proxy.groups.group import Group
 from proxy.groups.membership import Membership
 from proxy.groups.model import Actions, LinkState, Member
+from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered, together
+from proxy.groups.shards import Exactness, Readings
 from proxy.groups.timing import ACKS_EVERY, TIMEOUT_ABOVE
-from proxy.topology.bindings import TopologyError
-from proxy.topology.management import Management, ManagementError
+from proxy.topology.management import Management
 from proxy.topology.sync import Sync
 from proxy.topology.table import Entry, Name, Router
 
 log = logging.getLogger(__name__)
-
-LOOK_EVERY: Final = 15.0
-"""Seconds between two readings of a group's shards from the management API by the first of its sidecars."""
-
-LOOK_SELDOM: Final = 60.0
-"""Seconds between two such readings by each other sidecar."""
-
-READ_A_SECOND: Final = 40
-"""The shards that all sidecars of a large group together read each second, in each of these two ways. One shard takes
-RabbitMQ 4.3.6 about 1.1 ms of CPU time (measured)."""
-
-LONGEST_SELDOM: Final = 600.0
-"""The most seconds between two readings of all shards by one sidecar, however large the group is."""
-
-STATISTICS: Final = 5.0
-"""Seconds by which the figures of the management API may be old."""
 
 SHOWN: Final = 10
 """The most shards that a log line names."""
@@ -91,20 +74,13 @@ class RunningGroup:
         """
         self.name, self._parts, self._over = name, parts, over
         self.state = Group(parts.sidecar, parts.host, time.monotonic())
-        self.exactness = Exactness()
-        self.waiting: frozenset[str] = frozenset()
-        """The shards with messages that no member gets, by the last two readings.
-
-        It is empty if another sidecar reads the shards.
-        """
+        self.readings = Readings(name, parts.api, self.state, seen)
         self.stalled = 0
         """How many links this sidecar has ended because their clients did not ack."""
         self.oldest_unacked_at = 0.0
         """When the oldest delivery that a client has not settled was made, in monotonic seconds; 0 if there is none."""
         self._actions: dict[str, Actions] = {}
-        self._wake, self._looking = asyncio.Event(), asyncio.Lock()
-        self._refreshing: asyncio.Task[None] | None = None
-        """The last reading of shards that a report has asked for; None before the first."""
+        self._wake = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
         """The questions that the broker has yet to answer."""
         self._redelivered = redelivered
@@ -112,19 +88,10 @@ class RunningGroup:
         """By shard, how many times a message had come again when the log last told of it."""
         self._told_of_bad = False
         self._told = Changes()
-        self._reasons: tuple[str, ...] = ()
-        """The reasons of the last log lines."""
         self._next_acks = 0.0
         self.room = parts.membership.enter(*name, self._heard, self._room_changed)
-        if seen is not None:
-            self._judge(seen)
         parts.router.on_change.append(self._wake.set)
-        self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self._look)]
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why the group is not exact; empty if it is, or as long as no shard has been read."""
-        return (*self.exactness.reasons, *exactness.mixed(self.state.prefetches))
+        self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self.readings.run)]
 
     # What sessions tell.
 
@@ -152,7 +119,7 @@ class RunningGroup:
 
     def _changed(self) -> None:
         self._wake.set()
-        if self.state.is_over:
+        if not self.state.local:
             self._over(self)
 
     def link_refused(self, member: Member, shard: str, why: str, *, is_missing: bool) -> None:
@@ -170,7 +137,8 @@ class RunningGroup:
     async def aclose(self) -> None:
         """Tell the other sidecars that this one has left the group; takes two seconds at most."""
         self._parts.router.on_change.remove(self._wake.set)
-        for task in (*self._tasks, *self._asking, *([self._refreshing] if self._refreshing is not None else [])):
+        self.readings.end()
+        for task in (*self._tasks, *self._asking):
             task.cancel()
         last = encode(self.state.last_beat(time.monotonic()))
         await self._parts.membership.leave(self.room, last)
@@ -183,7 +151,7 @@ class RunningGroup:
             beat = decode(body)
         except BeatError as error:
             if isinstance(error, OtherVersionError):
-                self.state.heard_other(error, now)
+                self.state.peers.heard_other_version(error.sidecar, now)
             if not self._told_of_bad:
                 self._told_of_bad = True
                 what = "of another release" if isinstance(error, OtherVersionError) else "no beat"
@@ -208,20 +176,22 @@ class RunningGroup:
             try:
                 await forever()
             except Exception:
-                log.exception("group %r, virtual host %r: a defect", self.name[1], self.name[0])
+                log.exception("group %r, virtual host %r: unexpected error", self.name[1], self.name[0])
             await asyncio.sleep(1.0)
 
     async def _run(self) -> None:
         while True:
             now = time.monotonic()
             self._follow(now)
-            self._tell()
+            self.readings.tell()
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
                 self._look_for_acks(now)
                 self._tell_redelivered(now)
+            before = self.state.decision
             self._tick(now)
-            self._tell_changes()
+            if self.state.decision is not before:
+                self._tell_changes(now)
             until = min(self._next_acks, self.state.due)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(until - time.monotonic(), 0.005)):
@@ -261,7 +231,7 @@ class RunningGroup:
             elif why := actions.open(member, step.shard):
                 self.state.refused(member, step.shard, why, now)
 
-    def _log(self, steps: tuple[Step, ...]) -> None:
+    def _log(self, steps: Sequence[Step]) -> None:
         """Log at debug which links were opened and let go, or how many and the first of them."""
         for act in Act:
             if shards := [step.shard for step in steps if step.act is act]:
@@ -269,12 +239,11 @@ class RunningGroup:
                 where = self.name[1], self.name[0]
                 log.debug("group %r, virtual host %r: %s: %s%s", *where, act.value, ", ".join(shards[:SHOWN]), more)
 
-    def _tell_changes(self) -> None:
+    def _tell_changes(self, now: float) -> None:
         """Log who has joined and left, and which member has got which shards, of all sidecars, in one line."""
-        state = self.state
-        members = {each.id: each.client or each.id for each in state.local.values() if not each.leaving}
-        members |= {told.id: told.client or told.id for told in state.told.values() if not told.is_leaving}
-        if changes := self._told.news(members, state.decision.owners):
+        told = self.state.members(now).values()
+        members = {member.id: member.client or member.id for member in told if not member.is_leaving}
+        if changes := self._told.news(members, self.state.decision.owners):
             log.info("group %r, virtual host %r: %s", self.name[1], self.name[0], changes)
 
     @contextmanager
@@ -283,7 +252,7 @@ class RunningGroup:
         try:
             yield
         except Exception:
-            log.exception("group %r, virtual host %r: a defect in a session", self.name[1], self.name[0])
+            log.exception("group %r, virtual host %r: unexpected error of a session", self.name[1], self.name[0])
 
     def _ask(self, question: Awaitable[None]) -> None:
         task = asyncio.ensure_future(question)
@@ -295,7 +264,7 @@ class RunningGroup:
         self.state.answered(question, answer, time.monotonic())
         self._wake.set()
 
-    async def _count(self, shards: tuple[str, ...]) -> None:
+    async def _count(self, shards: Sequence[str]) -> None:
         """Count the consumers of shards, one after the other, until the broker does not answer."""
         for shard in shards:
             consumers = await self.room.line.consumers(shard)
@@ -361,75 +330,6 @@ class RunningGroup:
                     " or end with it",
                     *(self.name[1], self.name[0], shard, times),
                 )
-
-    # What the management API tells.
-
-    async def _look(self) -> None:
-        """Read all shards now and then, and in between those that members of this sidecar own.
-
-        So all sidecars together read each shard about once in `LOOK_EVERY`, or less often in a large group.
-        """
-        while True:
-            shards, sidecars = len(self.state.shards), 1 + len(self.state.peers.all)
-            await self.look(min(max(LOOK_SELDOM, shards * sidecars / READ_A_SECOND), LONGEST_SELDOM))
-            await asyncio.sleep(max(LOOK_EVERY, shards / READ_A_SECOND))
-            is_first = all(self._parts.sidecar < other for other in self.state.peers.all)
-            await self._read(self.state.owned(is_first=is_first))
-
-    async def look(self, age: float) -> None:
-        """Read all shards from the management API, unless all that is known of them was read within `age` seconds."""
-        async with self._looking:
-            if time.monotonic() - self.exactness.read_at >= age:
-                self._follow(time.monotonic())
-                await self._read(self.state.present)
-
-    async def refresh(self, age: float, within: float) -> None:
-        """Have all shards read that were not read within `age` seconds; return after `within` seconds in any case.
-
-        The reading goes on then, so that however long it takes, the next caller has its figures.
-        """
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self.look(age))
-        await asyncio.wait({self._refreshing}, timeout=within)
-
-    async def _read(self, shards: list[str]) -> None:
-        """Read these shards from the management API. After a failed reading the former figures stay."""
-        present = set(self.state.present)
-        before = {shard: it for shard, it in self.exactness.shards.items() if shard in present}
-        try:
-            seen = await exactness.read(self._parts.api, self.name[0], shards, before)
-        except (ManagementError, TopologyError) as error:
-            if not self.exactness.shards:
-                self._judge(exactness.unreadable(error))
-            return
-        mine = set(self.state.owned(is_first=True))
-        self.waiting = frozenset(shard for shard, it in seen.shards.items() if shard in mine and self._waits(shard, it))
-        self._judge(seen)
-
-    def _waits(self, shard: str, it: Shard) -> bool:
-        """Return whether two readings in a row show messages of a shard of which no member gets or holds any."""
-        was = self.exactness.shards.get(shard)
-        if was is None or it is was or it.read_at - was.read_at < STATISTICS:
-            return shard in self.waiting
-        is_idle = self.state.delivered_at(shard) < was.read_at - STATISTICS and not self.state.unacked(shard)
-        return bool(it.ready and was.ready) and is_idle
-
-    def _judge(self, seen: Exactness) -> None:
-        before, self.exactness = self.exactness, seen
-        self._tell()
-        where = self.name[1], self.name[0]
-        for warning in set(seen.warnings) - set(before.warnings):
-            log.warning("group %r, virtual host %r: %s", *where, warning)
-
-    def _tell(self) -> None:
-        """Log why the group is not exact, if that has changed."""
-        before, self._reasons = self._reasons, self.reasons
-        where = self.name[1], self.name[0]
-        if self._reasons != before:
-            for reason in self._reasons:
-                log.warning("group %r, virtual host %r: not exact: %s", *where, reason)
-            if not self._reasons:
-                log.info("group %r, virtual host %r: exact from now on", *where)
 
 
 def shards_of(entry: Entry) -> list[str]:

@@ -26,7 +26,15 @@ Headers = Mapping[str, str] | None
 Body = bytes | Iterable[bytes] | None
 """What is not bytes goes out in chunks."""
 
-_NEVER_IN_A_LOG = ("Traceback", "Warning:", "a defect ", "never retrieved", "never awaited", "was destroyed")
+_NEVER_IN_A_LOG = (
+    "Traceback",
+    "Warning:",
+    "a defect ",
+    "unexpected error",
+    "never retrieved",
+    "never awaited",
+    "was destroyed",
+)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ IO_MODULES = {
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
     "proxy.publisher": {"connection", "dial", "pool"},
-    "proxy.groups": {"exactness", "groups", "membership", "report", "running"},
+    "proxy.groups": {"groups", "membership", "report", "running", "shards"},
     "proxy.session": {
         "answer_deadlines",
         "context",

@@ -1,4 +1,4 @@
-"""Random disturbances of a modelled group, and the judgement at rest; as a command, so many runs from a seed on.
+"""Random disturbances of a modelled group, and the judgement at rest; as a command, so many runs from a seed on:
 
 .venv/bin/python -m tests.unit.proxy.groups.disturbances 1000 0
 """
@@ -138,6 +138,7 @@ def _new_shard(world: World, random: Random, number: int) -> str:
     world.queues[name] = Queue(name)
     for sidecar in _alive(world):
         world.after(random.uniform(0.0, 8.0), partial(_see, sidecar, name))
+    world.over = max(world.over, world.now + 8.0)
     world.after(8.0, lambda: world.disturb(f"all have seen {name}"))
     return f"{name} is new"
 
@@ -152,7 +153,9 @@ def _later(world: World, random: Random, most: float, do: Callable[[], object], 
         do()
         world.disturb(what)
 
-    world.after(random.uniform(0.5, most), later)
+    seconds = random.uniform(0.5, most)
+    world.over = max(world.over, world.now + seconds)
+    world.after(seconds, later)
 
 
 DISTURBANCES: dict[Disturbance, int] = {
@@ -160,6 +163,17 @@ DISTURBANCES: dict[Disturbance, int] = {
     _stall: 1, _node: 2, _new_shard: 1,
 }  # fmt: skip
 """The disturbances and how often each comes, beside the others."""
+
+
+QUIET, LONGEST, WATCHED = 8.0, 75.0, 7.0
+"""Seconds without a change after which a world is at rest; seconds after which it must be; and those in which its rest
+is watched, together 15 with the first."""
+
+CHUNK = 1_000
+"""The runs that one line of the command tells of."""
+
+EACH = 50
+"""Of so many runs one rests for `LONGEST` in any case, which tries whether a world that is quiet stays so."""
 
 
 def disturbed(seed: int) -> World:
@@ -177,17 +191,28 @@ def disturbed(seed: int) -> World:
         world.run(random.choice([0.05, 0.3, 1.0, 2.5, 6.0]))
         if what := random.choices(kinds, weights)[0](world, random, number):
             world.disturb(what)
-    world.run(20)
-    # Refusals have pauses of up to a minute, and lost nodes may be taken for alive as long.
+    world.run(max(world.over - world.now, 0.0) + 2.0)
     world.disturb("rest")
-    world.run(75)
+    _rest(world, always=seed % EACH == 0)
     _judge_rest(world)
     return world
 
 
+def _rest(world: World, *, always: bool) -> None:
+    """Let time go by until nothing changes by itself any more, or for `LONGEST` seconds, or `always` for so long.
+
+    Refusals have pauses of up to a minute. While no pause or other limit of time runs, and no link and no consumer has
+    changed for `QUIET` seconds, nothing is left that could change: all else of a group happens within `GONE` seconds.
+    """
+    world.is_calm = True
+    until = world.now + LONGEST
+    while world.now < until and (always or world.now - world.changed < QUIET or world.is_waiting):
+        world.run(1.0)
+
+
 def _judge_rest(world: World) -> None:
     since = world.now
-    world.run(15)
+    world.run(WATCHED)
     if moves := world.moves(since):
         world.fault("moves at rest", moves)
     kept = sum(queue.kept for queue in world.queues.values())
@@ -206,18 +231,23 @@ def _judge_rest(world: World) -> None:
 
 
 def main(count: int, first: int) -> None:
-    """Print what was wrong in how many runs, and the first of each kind."""
-    kinds: Counter[object] = Counter()
-    slowest = 0.0
-    for seed in range(first, first + count):
-        world = disturbed(seed)
-        slowest = max(slowest, world.slowest)
-        found = {fault[1] for fault in world.faults}
-        for kind in found:
-            if not kinds[kind]:
-                print(f"seed {seed}: {next(fault for fault in world.faults if fault[1] == kind)}; {world.log[-6:]}")
-        kinds.update(found)
-    print(f"{count} runs from {first}: {dict(kinds) or 'nothing wrong'}; longest without consumer {slowest:.1f} s")
+    """Print for every `CHUNK` seeds what was wrong in how many runs, and each such seed with its last disturbances.
+
+    A command that was stopped goes on from the first seed of which no chunk was printed.
+    """
+    for start in range(first, first + count, CHUNK):
+        seeds = range(start, min(start + CHUNK, first + count))
+        kinds: Counter[object] = Counter()
+        slowest = 0.0
+        for seed in seeds:
+            world = disturbed(seed)
+            slowest = max(slowest, world.slowest)
+            found = {fault[1]: fault for fault in reversed(world.faults)}
+            for fault in found.values():
+                print(f"seed {seed}: {fault}; {world.log[-6:]}")
+            kinds.update(found.keys())
+        wrong = dict(kinds) or "nothing wrong"
+        print(f"seeds {seeds[0]} to {seeds[-1]}: {wrong}; longest without consumer {slowest:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

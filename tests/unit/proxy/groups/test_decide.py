@@ -1,12 +1,14 @@
 """The decision by what beats tell: who owns a shard, who should, and which links are opened and let go for that."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.groups.beats import LinkBeat, MemberBeat
 from proxy.groups.decide import Act, Decision, Move, Reason, Stance, Step, View, decide, owner_of
-from proxy.groups.model import LinkState
+from proxy.groups.model import Link, LinkState, Member
 
 OPENING, OPEN, LEAVING = LinkState.OPENING.value, LinkState.OPEN.value, LinkState.LEAVING.value
 
@@ -20,11 +22,30 @@ def member(name: str, **links: LinkBeat) -> MemberBeat:
 
 
 def changed(told: MemberBeat, **changes: Any) -> MemberBeat:
-    return MemberBeat(**{**vars(told), **changes})
+    return replace(told, **changes)
 
 
-def view(*members: MemberBeat, local: str = "a", shards: str = "s t", **more: Any) -> View:
-    return View(shards.split(), {each.id: each for each in members}, local.split(), **more)
+def view(
+    *members: MemberBeat,
+    local: str = "a",
+    shards: str = "s t",
+    closing: Iterable[tuple[str, str]] = (),
+    brought: Iterable[tuple[str, str]] = (),
+    **more: Any,
+) -> View:
+    """Return what a sidecar with the members `local` sees.
+
+    By member and shard, `closing` are its links that end, and `brought` those by which messages have come.
+    """
+    own = {name: Member(name, "/", "orders", 1, b"tag") for name in local.split()}
+    for told in members:
+        if told.id in own:
+            own[told.id].links = {shard: Link(own[told.id], shard) for shard in told.links}
+    for name, shard in closing:
+        own[name].links[shard] = Link(own[name], shard)
+    for name, shard in brought:
+        own[name].links[shard].delivered = 1
+    return View(shards.split(), {each.id: each for each in members}, own, **more)
 
 
 def steps(decision: Decision) -> list[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ from aio_pika.abc import AbstractConnection
 from proxy.groups import groups as groups_module
 from proxy.groups import membership
 from proxy.groups import running as running_module
+from proxy.groups import shards as shards_module
 from proxy.groups.groups import Groups
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
 from proxy.groups.redelivered import RECENT
@@ -370,7 +371,7 @@ async def test_a_client_that_has_cancelled_and_holds_messages_is_named(
 async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
     fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_module, "STATISTICS", 0.0)
+    monkeypatch.setattr(shards_module, "STATISTICS", 0.0)
     fake.exchange("orders", binding("q1"), binding("q2"), binding("q3"), binding("q4"))
     fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
     good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}, "messages_ready": 5}
@@ -386,12 +387,12 @@ async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
             its.links[shard] = Link(its, shard)
             its.links[shard].state = LinkState.OPEN
         its.links["q3"].unacked = 3
-        await eventually(lambda: bool(group.exactness.shards))
-        assert group.waiting == frozenset()
+        await eventually(lambda: bool(group.readings.exactness.shards))
+        assert group.readings.waiting == frozenset()
         its.links["q4"].delivered_at = time.monotonic()
-        await group.look(0.0)
-        assert group.waiting == {"q1", "q2"}
+        await group.readings.look(0.0)
+        assert group.readings.waiting == {"q1", "q2"}
         fake.queues["/", "q1"] = {**good, "messages_ready": 0}
         its.links["q4"].delivered_at = time.monotonic()
-        await group.look(0.0)
-        assert group.waiting == {"q2"}
+        await group.readings.look(0.0)
+        assert group.readings.waiting == {"q2"}

@@ -1,10 +1,11 @@
 """The other sidecars of a group: who is there, who is late or gone, and when nobody can be said to be gone."""
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.groups import peers as peers_module
 from proxy.groups.beats import Beat, LinkBeat, MemberBeat
-from proxy.groups.peers import MOST_PEERS, OTHER_VERSION, Answer, Heard, News, Peers
+from proxy.groups.peers import MOST_PEERS, OTHER_VERSION, Answer, Heard, News, Peers, Question
 from proxy.groups.timing import ASK_AGAIN, DEAF, GONE, LATE
 
 NOW = 100.0
@@ -17,7 +18,7 @@ def beat(sidecar: str, number: int, *members: str, queue: str = "q", **more: obj
 
 
 def peers(now: float = NOW) -> Peers:
-    made = Peers("own")
+    made = Peers()
     made.echoed(now)
     return made
 
@@ -35,7 +36,13 @@ def test_the_first_beat_of_a_sidecar_and_of_its_next_queue_is_to_be_answered() -
 
 def test_a_sign_of_life_of_a_sidecar_that_is_not_known_tells_nothing() -> None:
     made = peers()
-    hear(made, Beat("a", 1, members=None))
+    hear(
+        made,
+        Beat(
+            "a",
+            1,
+        ),
+    )
     hear(made, beat("b", 1))
     assert made.all == {}
 
@@ -52,7 +59,13 @@ def test_a_sign_of_life_of_a_sidecar_that_is_not_known_tells_nothing() -> None:
         (beat("a", 2, "m", refused=frozenset({"s"})), News.LINKS),
         (Beat("a", 2, "host", "q", "another ring", None, (MemberBeat("m", "", 0.0),)), News.LINKS),
         (beat("a", 2, "m"), News.NOTHING),
-        (Beat("a", 2, members=None), News.NOTHING),
+        (
+            Beat(
+                "a",
+                2,
+            ),
+            News.NOTHING,
+        ),
     ],
 )
 def test_how_much_a_beat_changes(next_one: Beat, news: News) -> None:
@@ -64,7 +77,7 @@ def test_how_much_a_beat_changes(next_one: Beat, news: News) -> None:
 def test_what_clients_hold_is_no_news() -> None:
     made = peers()
     hear(made, beat("a", 1, "m", links={"s": OPEN}))
-    assert hear(made, beat("a", 2, "m", links={"s": OPEN._replace(unacked=5)})) == Heard()
+    assert hear(made, beat("a", 2, "m", links={"s": replace(OPEN, unacked=5)})) == Heard()
     assert made.all["a"].members["m"].links["s"].unacked == 5
 
 
@@ -107,12 +120,12 @@ def test_a_late_sidecar_is_asked_for_and_is_gone_once_its_queue_is_twice_not_the
     silent(made, NOW + LATE)
     assert made.expire(NOW + LATE) == ([], [])
     later = NOW + LATE + 0.1
-    assert made.expire(later) == ([], ["a"])
+    assert made.expire(later) == ([], [Question("a", "q")])
     assert made.expire(later + 0.1) == ([], [])
-    assert not made.answered("a", "q", Answer.ABSENT, later + 0.1)
+    assert not made.answered(Question("a", "q"), Answer.ABSENT, later + 0.1)
     silent(made, later + ASK_AGAIN)
-    assert made.expire(later + ASK_AGAIN) == ([], ["a"])
-    assert made.answered("a", "q", Answer.ABSENT, later + ASK_AGAIN + 0.1)
+    assert made.expire(later + ASK_AGAIN) == ([], [Question("a", "q")])
+    assert made.answered(Question("a", "q"), Answer.ABSENT, later + ASK_AGAIN + 0.1)
 
 
 @pytest.mark.parametrize("other", [Answer.THERE, Answer.UNKNOWN])
@@ -122,8 +135,8 @@ def test_a_late_sidecar_whose_queue_is_there_or_not_known_stays(other: Answer) -
     later = NOW + LATE + 0.1
     silent(made, later)
     made.expire(later)
-    assert not made.answered("a", "q", other, later)
-    assert not made.answered("a", "q", Answer.ABSENT, later + ASK_AGAIN)
+    assert not made.answered(Question("a", "q"), other, later)
+    assert not made.answered(Question("a", "q"), Answer.ABSENT, later + ASK_AGAIN)
 
 
 def test_an_answer_about_a_queue_that_is_no_more_its_own_or_that_a_beat_overtook_means_nothing() -> None:
@@ -132,10 +145,10 @@ def test_an_answer_about_a_queue_that_is_no_more_its_own_or_that_a_beat_overtook
     later = NOW + LATE + 0.1
     silent(made, later)
     made.expire(later)
-    assert not made.answered("a", "q", Answer.ABSENT, later)
+    assert not made.answered(Question("a", "q"), Answer.ABSENT, later)
     hear(made, beat("a", 2, "m", queue="another"), later)
-    assert not made.answered("a", "q", Answer.ABSENT, later + 1)
-    assert not made.answered("b", "q", Answer.ABSENT, later + 1)
+    assert not made.answered(Question("a", "q"), Answer.ABSENT, later + 1)
+    assert not made.answered(Question("b", "q"), Answer.ABSENT, later + 1)
     assert "a" in made.all
 
 
@@ -152,7 +165,14 @@ def test_a_sign_of_life_is_enough() -> None:
     hear(made, beat("a", 1, "m"))
     for second in range(1, 9):
         made.echoed(NOW + second)
-        hear(made, Beat("a", 1 + second, members=None), NOW + second)
+        hear(
+            made,
+            Beat(
+                "a",
+                1 + second,
+            ),
+            NOW + second,
+        )
         assert made.expire(NOW + second) == ([], [])
     assert made.all["a"].members.keys() == {"m"}
 

@@ -9,17 +9,17 @@ active consumer that holds messages when one of a higher priority waits gives wa
 channel ends before it has acked, RabbitMQ 4.3 keeps it. All links have the same priority, so this must never happen.
 """
 
-import heapq
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from heapq import heappop, heappush
 from random import Random
+from typing import Any
 
 from proxy.groups.beats import Beat, decode, encode
 from proxy.groups.decide import Act
-from proxy.groups.group import Group, Question
+from proxy.groups.group import Group
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
-from proxy.groups.peers import Answer
+from proxy.groups.peers import Answer, Question
 
 PRIORITY = 1
 """The x-priority of all links."""
@@ -28,6 +28,7 @@ REST = 6.0
 """Seconds, and the acks, within which any shard with a fit member must be consumed again after a disturbance."""
 
 _EPOCH = 1_800_000_000.0
+_NEVER = float("inf")
 
 
 class Consumer:
@@ -36,6 +37,8 @@ class Consumer:
     def __init__(self, link: Link, session: "Session") -> None:
         self.link, self.session = link, session
         self.unacked: list[int] = []
+        self.held: list[tuple[int, float]] = []
+        """What the client holds: message and when it came."""
         self.gives_way = False
         self.is_ended = False
         """Whether its channel has ended for the sidecar or the client; the broker may have yet to notice."""
@@ -49,7 +52,8 @@ class Queue:
         self.consumers: list[Consumer] = []
         self.ready: list[int] = []
         self.sent = 0
-        self.acked: set[int] = set()
+        self.holding: set[Consumer] = set()
+        """The consumers of which clients hold messages, by what the clients know."""
         self.kept = 0
         """How often the broker has kept a consumer that is gone."""
         self.still_since: float | None = None
@@ -58,6 +62,11 @@ class Queue:
     @property
     def active(self) -> Consumer | None:
         return self.consumers[0] if self.consumers else None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the queue has not just one consumer whose link is open."""
+        return len(self.consumers) != 1 or self.consumers[0].link.state != LinkState.OPEN
 
     def add(self, consumer: Consumer, priority: int = PRIORITY) -> None:
         """A consumer comes; one of a higher priority has the active one give way."""
@@ -91,19 +100,18 @@ class Session:
         self.node, self.room = node, room
         self.is_over = False
         self.consumers: dict[Link, Consumer] = {}
-        self.held: dict[Link, list[tuple[int, float]]] = {}
-        """By link, what the client holds: message and when it came."""
 
     def _enter(self, link: Link, event: LinkEvent) -> None:
-        action = link.enter(event, self.world.now)
+        world = self.world
+        action = link.enter(event, world.now)
+        world.changed = world.now
         consumer = self.consumers.get(link)
         if action is LinkAction.CLOSE and consumer is not None:
-            consumer.is_ended = True
-            self.held.pop(link, None)
-            self.world.after(self.world.delay(), partial(self.world.channel_ends, consumer))
+            world.ended(consumer)
+            world.after(world.delay(), world.channel_ends, consumer)
         if action is LinkAction.SUBSCRIBE:
             made = self.consumers[link] = Consumer(link, self)
-            self.world.after(self.world.delay(), partial(self.world.consume, made))
+            world.after(world.delay(), world.consume, made)
         self.sidecar.changed(self.member)
 
     def open(self, shard: str) -> str:
@@ -139,7 +147,7 @@ class Session:
 
     def refused(self, consumer: Consumer, why: str) -> None:
         if not consumer.is_ended and not self.is_over:
-            consumer.is_ended = True
+            self.world.ended(consumer)
             self.sidecar.group.refused(self.member, consumer.link.shard, why, self.world.now)
             self._enter(consumer.link, LinkEvent.REFUSED)
 
@@ -148,29 +156,28 @@ class Session:
             self._enter(consumer.link, LinkEvent.CLOSED)
 
     def delivered(self, consumer: Consumer, number: int) -> None:
-        link = consumer.link
+        link, world = consumer.link, self.world
         if consumer.is_ended or self.is_over or link.state != LinkState.OPEN:
             return
-        self.world.passed(consumer, number)
+        world.passed(consumer, number)
         link.delivered += 1
-        link.delivered_at = self.world.now
+        link.delivered_at = world.now
         link.unacked += 1
-        held = self.held.setdefault(link, [])
-        held.append((number, self.world.now))
-        if self.client.acks and len(held) >= self.client.batch:
-            self.world.after(self.world.random.uniform(0.001, self.client.slowest), lambda: self.ack(consumer, number))
+        consumer.held.append((number, world.now))
+        if self.client.acks and len(consumer.held) >= self.client.batch:
+            world.after(0.001 + world.random.random() * self.client.slowest, self.ack, consumer, number)
 
     def ack(self, consumer: Consumer, number: int) -> None:
         """The client acks all up to a message."""
-        link = consumer.link
-        held = self.held.get(link, [])
         if consumer.is_ended or self.is_over or not self.client.acks:
             return
-        settled = [message for message, _ in held if message <= number]
-        self.held[link] = [each for each in held if each[0] > number]
-        link.unacked -= len(settled)
-        self.world.after(self.world.delay(), lambda: self.world.acked(consumer, settled))
-        self._settled(link)
+        settled = [message for message, _ in consumer.held if message <= number]
+        del consumer.held[: len(settled)]
+        if not consumer.held:
+            self.world.queues[consumer.link.shard].holding.discard(consumer)
+        consumer.link.unacked -= len(settled)
+        self.world.after(self.world.delay(), self.world.acked, consumer, settled)
+        self._settled(consumer.link)
 
     def end(self, *, notice: float | None = None) -> None:
         """The client's and the broker's connection end; the broker notices after so many seconds."""
@@ -180,12 +187,9 @@ class Session:
         for link in list(self.member.links.values()):
             link.enter(LinkEvent.LOST, self.world.now)
         for consumer in self.consumers.values():
-            consumer.is_ended = True
+            self.world.ended(consumer)
             late = self.world.random.uniform(0.005, 0.03) if notice is None else notice
-            self.world.after(late, partial(self.world.channel_ends, consumer))
-
-    def oldest(self) -> float:
-        return min((at for held in self.held.values() for _, at in held), default=float("inf"))
+            self.world.after(late, self.world.channel_ends, consumer)
 
 
 class Sidecar:
@@ -194,11 +198,12 @@ class Sidecar:
     def __init__(self, world: "World", name: str, skew: float = 0.0) -> None:
         self.world, self.name, self.skew = world, name, skew
         self.is_alive = self.has_queue = True
-        self.group = Group(name, f"host of {name}", world.now, self.clock)
+        self.group = Group(name, f"host of {name}", world.now)
         self.sessions: dict[str, Session] = {}
         self.ring = set(world.queues)
         self._queues = 0
-        self._next = 0.0
+        self._next = _NEVER
+        """When the group is looked at next."""
         self.connect()
 
     def clock(self) -> float:
@@ -256,15 +261,18 @@ class Sidecar:
 
     def look(self) -> None:
         """Have the group looked at when that is due."""
-        if self.is_alive:
-            due = max(self.group.due, self.world.now)
+        due = max(self.group.due, self.world.now)
+        if due < self._next:
             self._next = due
-            self.world.at(due, lambda: self._tick(due))
+            self.world.at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
         if not self.is_alive or self._next != due:
             return
-        now = self.world.now
+        self._next, now = _NEVER, self.world.now
+        if now < self.group.due:
+            self.look()
+            return
         self.acks()
         tick = self.group.tick(now)
         for step in tick.steps:
@@ -282,7 +290,7 @@ class Sidecar:
             self.world.ask(self, question)
         for shard in tick.counted:
             count = len(self.world.queues[shard].consumers)
-            self.world.after(0.01, partial(self._counted, shard, count))
+            self.world.after(0.01, self._counted, shard, count)
         self.look()
 
     def _counted(self, shard: str, count: int) -> None:
@@ -291,17 +299,17 @@ class Sidecar:
 
     def acks(self) -> None:
         """End the links whose clients have not acked in time."""
-        for session in list(self.sessions.values()):
-            for link, held in list(session.held.items()):
-                if held and not session.is_over:
-                    age = self.world.now - held[0][1]
-                    if age > self.world.ack_timeout:
-                        self.group.stalled(session.member, self.world.now + self.world.ack_timeout, self.world.now)
-                        session.give_up(link.shard)
-                    elif (
-                        link.state == LinkState.LEAVING and self.world.now - link.changed_at > self.world.leave_timeout
-                    ):
-                        session.give_up(link.shard)
+        now, world = self.world.now, self.world
+        for session in self.sessions.values():
+            for link in list(session.member.links.values()) if not session.is_over else ():
+                consumer = session.consumers[link]
+                if not consumer.held:
+                    continue
+                if now - consumer.held[0][1] > world.ack_timeout:
+                    self.group.stalled(session.member, now + world.ack_timeout, now)
+                    session.give_up(link.shard)
+                elif link.state == LinkState.LEAVING and now - link.changed_at > world.leave_timeout:
+                    session.give_up(link.shard)
 
     def heard(self, beat: Beat) -> None:
         if self.is_alive and self.has_queue:
@@ -315,6 +323,10 @@ class World:
     def __init__(self, seed: int, shards: int = 12, prefetch: int = 10, every: float = 0.05) -> None:
         self.random, self.now = Random(seed), 0.0
         self.prefetch, self._every = prefetch, every
+        self.is_calm = False
+        """Whether a shard of which the only consumer's link is open gets a tenth of the messages."""
+        self.changed = 0.0
+        """When the last link or consumer changed."""
         self.queues = {f"s{number:02}": Queue(f"s{number:02}") for number in range(shards)}
         self.sidecars: dict[str, Sidecar] = {}
         self.ack_timeout, self.leave_timeout = 600.0, 30.0
@@ -334,31 +346,35 @@ class World:
         """The queues that get no messages."""
         self.faults: list[tuple[object, ...]] = []
         self.disturbed = 0.0
+        self.over = 0.0
+        """When the last disturbance that is known to end does so."""
         self.bound = REST
         self.log: list[tuple[float, str]] = []
         self.slowest = 0.0
         """The longest time that a shard with a fit member was not consumed."""
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._published = 0
         self._number = 0
         self.after(0.0, self._publish)
         self.after(0.05, self._judge)
 
-    def at(self, time: float, do: Callable[[], None]) -> None:
+    def at(self, time: float, do: Callable[..., None], *its: Any) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (max(time, self.now), self._number, do))
+        heappush(self._heap, (time, self._number, do, its))
 
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
-        self.at(self.now + seconds, do)
+    def after(self, seconds: float, do: Callable[..., None], *its: Any) -> None:
+        self._number += 1
+        heappush(self._heap, (self.now + seconds, self._number, do, its))
 
     def run(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, do = heapq.heappop(self._heap)
-            do()
+        heap, until = self._heap, self.now + seconds
+        while heap[0][0] <= until:
+            self.now, _, do, its = heappop(heap)
+            do(*its)
         self.now = until
 
     def delay(self) -> float:
-        return self.random.uniform(0.001, 0.005)
+        return 0.001 + 0.004 * self.random.random()
 
     def sidecar(self, name: str, skew: float = 0.0) -> Sidecar:
         found = self.sidecars[name] = Sidecar(self, name, skew)
@@ -371,7 +387,7 @@ class World:
         ]
 
     def disturb(self, what: str) -> None:
-        self.disturbed = self.now
+        self.disturbed = self.changed = self.now
         self.log.append((round(self.now, 2), what))
 
     def fault(self, *what: object) -> None:
@@ -380,11 +396,16 @@ class World:
     # Beats.
 
     def publish(self, sender: Sidecar, beat: Beat) -> None:
+        if self.alarm:
+            return
         told = decode(encode(beat)) if self.random.random() < 0.02 else beat
-        for receiver in list(self.sidecars.values()):
-            share = self.lost.get((sender.name, receiver.name), self.lost.get(("", ""), 0.0))
-            if not self.alarm and receiver.is_alive and receiver.has_queue and self.random.random() >= share:
-                self.after(self.random.uniform(*self.late), partial(receiver.heard, told))
+        least, most = self.late
+        for receiver in self.sidecars.values():
+            if not receiver.is_alive or not receiver.has_queue:
+                continue
+            share = self.lost.get((sender.name, receiver.name), self.lost.get(("", ""), 0.0)) if self.lost else 0.0
+            if not share or self.random.random() >= share:
+                self.after(least + (most - least) * self.random.random(), receiver.heard, told)
 
     def ask(self, asker: Sidecar, question: Question) -> None:
         asked = self.sidecars.get(question.sidecar)
@@ -404,35 +425,38 @@ class World:
     # Queues.
 
     def _publish(self) -> None:
+        self._published += 1
+        is_turn = not self.is_calm or self._published % 10 == 0
         for queue in self.queues.values():
-            if queue.name not in self.idle and queue.exists and len(queue.ready) < 100:
+            if len(queue.ready) < 100 and queue.exists and (is_turn or queue.is_moving) and queue.name not in self.idle:
                 queue.ready.append(queue.sent)
                 queue.sent += 1
                 self._pump(queue)
         self.after(self._every, self._publish)
 
     def _pump(self, queue: Queue) -> None:
-        consumer = queue.active
-        while consumer is not None and queue.ready and len(consumer.unacked) < self.prefetch and not consumer.gives_way:
-            number = queue.ready.pop(0)
-            consumer.unacked.append(number)
-            self.after(0.006, partial(consumer.session.delivered, consumer, number))
+        if queue.ready and queue.consumers:
+            consumer = queue.consumers[0]
+            while queue.ready and len(consumer.unacked) < self.prefetch and not consumer.gives_way:
+                number = queue.ready.pop(0)
+                consumer.unacked.append(number)
+                self.after(0.006, consumer.session.delivered, consumer, number)
 
     def consume(self, consumer: Consumer) -> None:
         queue, session = self.queues[consumer.link.shard], consumer.session
         if session.is_over:
             return
         if (session.member.id, queue.name) in self.hanging:
-            self.after(0.5, lambda: self.consume(consumer))
+            self.after(0.5, self.consume, consumer)
             return
         if not queue.exists or (session.member.id, queue.name) in self.denied:
-            self.after(self.delay(), lambda: session.refused(consumer, "403 ACCESS_REFUSED"))
+            self.after(self.delay(), session.refused, consumer, "403 ACCESS_REFUSED")
             return
         if consumer.is_ended:
             return
         queue.add(consumer)
         self._note(queue)
-        self.after(self.delay(), lambda: session.consuming(consumer))
+        self.after(self.delay(), session.consuming, consumer)
         self._pump(queue)
 
     def channel_ends(self, consumer: Consumer) -> None:
@@ -440,18 +464,23 @@ class World:
         queue = self.queues[consumer.link.shard]
         queue.remove(consumer)
         self._note(queue)
-        self.after(self.delay(), lambda: consumer.session.closed(consumer))
+        self.after(self.delay(), consumer.session.closed, consumer)
         self._pump(queue)
 
+    def ended(self, consumer: Consumer) -> None:
+        """The channel of a consumer ends for its sidecar or client; the broker sees it later."""
+        consumer.is_ended = True
+        consumer.held.clear()
+        self.queues[consumer.link.shard].holding.discard(consumer)
+
     def acked(self, consumer: Consumer, numbers: list[int]) -> None:
-        queue = self.queues[consumer.link.shard]
         for number in numbers:
             if number in consumer.unacked:
                 consumer.unacked.remove(number)
-                queue.acked.add(number)
-        self._pump(queue)
+        self._pump(self.queues[consumer.link.shard])
 
     def _note(self, queue: Queue) -> None:
+        self.changed = self.now
         active = queue.active
         if active is not None and (not queue.actives or queue.actives[-1][1] != active.session.member.id):
             queue.actives.append((self.now, active.session.member.id))
@@ -468,16 +497,14 @@ class World:
 
     def passed(self, consumer: Consumer, number: int) -> None:
         """A client gets a message: no other may hold one of the shard, and none before may be ready."""
-        queue, link = self.queues[consumer.link.shard], consumer.link
-        for session in self.sessions:
-            for other, held in session.held.items():
-                if other is not link and other.shard == link.shard and held:
-                    self.fault("two hold", link.shard, session.member.id, link.member.id)
-        own = consumer.session.held.get(link)
-        if own and number < own[-1][0]:
-            self.fault("out of order", link.shard, number)
+        queue = self.queues[consumer.link.shard]
+        queue.holding.add(consumer)
+        if len(queue.holding) > 1:
+            self.fault("two hold", queue.name, *sorted(each.session.member.id for each in queue.holding))
+        if consumer.held and number < consumer.held[-1][0]:
+            self.fault("out of order", queue.name, number)
         if queue.ready and queue.ready[0] < number:
-            self.fault("passed over", link.shard, queue.ready[0], number)
+            self.fault("passed over", queue.name, queue.ready[0], number)
 
     def _is_fit(self, session: Session, queue: Queue) -> bool:
         member = session.member
@@ -487,12 +514,10 @@ class World:
         return may and has_room and session.client.acks and not member.leaving
 
     def _judge(self) -> None:
-        sessions = self.sessions
         for queue in self.queues.values():
             active = queue.active
-            has_fit = queue.exists and any(self._is_fit(session, queue) for session in sessions)
             is_good = active is not None and not active.is_ended and self._consumes(active)
-            if is_good or not has_fit:
+            if is_good or not queue.exists or not any(self._is_fit(session, queue) for session in self.sessions):
                 queue.still_since = None
             elif queue.still_since is None:
                 queue.still_since = self.now
@@ -507,8 +532,21 @@ class World:
     @staticmethod
     def _consumes(active: Consumer) -> bool:
         """Return whether an active consumer goes on, or ends with its client's next acks."""
-        waits_for_acks = active.link.state == LinkState.LEAVING and active.unacked and active.session.client.acks
-        return active.link.state in (LinkState.OPENING, LinkState.OPEN) or bool(waits_for_acks)
+        state = active.link.state
+        waits_for_acks = state == LinkState.LEAVING and active.unacked and active.session.client.acks
+        return state == LinkState.OPEN or state == LinkState.OPENING or bool(waits_for_acks)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a pause of a refused link or of a stalled member runs, or a link or a consumer is about to change."""
+        members = [session.member for session in self.sessions]
+        pauses = any(self.now < pause.until for member in members for pause in member.pauses.values())
+        return (
+            pauses
+            or any(self.now < member.stalled_until for member in members)
+            or any(link.state != LinkState.OPEN for member in members for link in member.links.values())
+            or any(consumer.is_ended for queue in self.queues.values() for consumer in queue.consumers)
+        )
 
     def counts(self) -> list[int]:
         """Return how many shards each member has that has not left, ascending."""
