@@ -33,7 +33,7 @@ class Changes:
         parts = [
             *_list("joined: ", (name for member, name in members.items() if member not in before)),
             *_list("left: ", (name for member, name in before.items() if member not in members)),
-            *_some([part for name in sorted(got, key=natural) for part in _list(f"{name} has ", got[name])]),
+            *some([part for name in sorted(got, key=natural) for part in _list(f"{name} has ", got[name])]),
         ]
         return "; ".join(parts)
 
@@ -41,9 +41,10 @@ class Changes:
 def _list(title: str, names: Iterable[str]) -> list[str]:
     """Return the title with the first of the names; nothing if there are none."""
     found = sorted(names, key=natural)
-    return [title + ", ".join(_some(found))] if found else []
+    return [title + ", ".join(some(found))] if found else []
 
 
-def _some(texts: list[str]) -> list[str]:
+def some(texts: list[str]) -> list[str]:
+    """Return the first of the texts, and as the last one how many more there are."""
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return texts[:SHOWN] + more

@@ -42,19 +42,12 @@ class Reason(Enum):
     """The reason why a shard is not with its target yet; `report.py` has the words."""
 
     DEAF = 1
-    """This sidecar does not hear the others."""
     REFUSED = 2
-    """The broker refuses the target's link."""
     OPENING = 3
-    """The target's link is being opened."""
     NOT_OPENED = 4
-    """The target's sidecar has yet to open a link."""
     DISAGREEMENT = 5
-    """The target's sidecar does not want the shard, or sees another owner."""
     NOT_LET_GO = 6
-    """The owner has yet to let go."""
     ACKS = 7
-    """The owner's client has yet to ack."""
 
 
 class Move(NamedTuple):

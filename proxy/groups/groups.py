@@ -14,6 +14,7 @@ from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import report
 from proxy.groups.running import Parts, RunningGroup, counted, shards_of
 from proxy.groups.shards import Exactness, mixed, read, unreadable
+from proxy.groups.timing import TIMEOUT_ABOVE
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.topology.bindings import RING_TYPES, TopologyError
@@ -65,14 +66,14 @@ class Groups:
         self._groups: dict[Name, RunningGroup] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._redelivered: dict[Name, dict[str, Redelivered]] = {}
-        """By group and shard, the redeliveries to members that are gone."""
+        """By group and shard, the redeliveries to members of this sidecar."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more."""
 
     @property
     def consumer_timeout(self) -> float:
         """The seconds after which the broker itself takes back what is not acked; 0 for the broker's own setting."""
-        return self._parts.consumer_timeout
+        return self._parts.ack_timeout and self._parts.ack_timeout + TIMEOUT_ABOVE
 
     def match(self, vhost: str, exchange: str) -> bool:
         """Return whether the setting `groups` names an exchange, so that clients may consume from its name."""
@@ -112,9 +113,7 @@ class Groups:
         Later `actions.start` is called once, from the event loop and never from within this call, or `actions.refuse`
         where the member cannot join. Neither is called for a member that has left by then.
         """
-        task = asyncio.create_task(self._join(member, actions))
-        self._joining[member.id] = task
-        task.add_done_callback(lambda task: self._joined(member, actions, task))
+        self._joining[member.id] = asyncio.create_task(self._joined(member, actions))
 
     def leave(self, member: Member) -> None:
         """Note that a member leaves: its links are let go, or have ended with its session.
@@ -170,13 +169,10 @@ class Groups:
 
         A program that crashes at a message has no member for most of the time.
         """
-        found = {name: group.redelivered(now) for name, group in self._groups.items()}
         for name, shards in list(self._redelivered.items()):
-            if name not in found and any(each.recent(now) for each in shards.values()):
-                found[name] = shards
-            elif name not in found:
+            if name not in self._groups and not any(each.recent(now) for each in shards.values()):
                 del self._redelivered[name]
-        return found
+        return self._redelivered
 
     async def aclose(self) -> None:
         """Tell the other sidecars that this one's members have left, and end all tasks; takes two seconds at most."""
@@ -188,6 +184,15 @@ class Groups:
             await asyncio.wait(self._leaving, timeout=_FAREWELL)
         for task in self._leaving:
             task.cancel()
+
+    async def _joined(self, member: Member, actions: Actions) -> None:
+        try:
+            await self._join(member, actions)
+        except Exception:
+            log.exception("unexpected error while a member joined")
+            actions.refuse(member, INTERNAL_ERROR, "unexpected error of the sidecar")
+        finally:
+            self._joining.pop(member.id, None)
 
     async def _join(self, member: Member, actions: Actions) -> None:
         """Look the exchange up, and let the member start or refuse it."""
@@ -219,8 +224,8 @@ class Groups:
             return  # Its session could not start it, and `leave` was called from there.
         group = self._groups.get(name)
         if group is None:
-            gone = self._redelivered.setdefault(name, {})
-            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end, gone)
+            redelivered = self._redelivered.setdefault(name, {})
+            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end, redelivered)
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
@@ -246,13 +251,6 @@ class Groups:
         except TimeoutError:
             return unreadable(ManagementError("no answer in time (lookup_timeout)"))
 
-    def _joined(self, member: Member, actions: Actions, task: "asyncio.Task[None]") -> None:
-        if self._joining.get(member.id) is task:
-            del self._joining[member.id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("unexpected error while a member joined", exc_info=error)
-            actions.refuse(member, INTERNAL_ERROR, "unexpected error of the sidecar")
-
     def _end(self, group: RunningGroup) -> None:
         """Leave a group in a task of its own, if this is not done already."""
         if self._groups.get(group.name) is not group:
@@ -261,7 +259,7 @@ class Groups:
         self._totals.setdefault(self._counted_as(group.name), Counter()).update(counted(group))
         self.redelivered(time.monotonic())  # forgets what is not recent
         if len(self._redelivered) > MOST_NAMES:
-            del self._redelivered[group.name]
+            self._redelivered.pop(group.name, None)
         task = asyncio.create_task(group.aclose())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -92,7 +92,7 @@ class Room:
             channel: AbstractChannel | None = None
             try:
                 async with asyncio.timeout(TRY):
-                    channel = await self.line.channel()
+                    channel = await self.line.beats.channel()
                     exchange, queue = await self._enter(channel)
                 pause = FIRST_PAUSE
                 self._echo_at = time.monotonic()
@@ -101,7 +101,7 @@ class Room:
             except TimeoutError:
                 # Which of the group's channels hangs cannot be told from here, so the connection is given up.
                 self._tell("the broker does not answer in time")
-                await self.line.drop()
+                await self.line.beats.drop()
             except Exception as error:  # aio-pika raises many kinds, and none may end the beats
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:
@@ -134,7 +134,7 @@ class Room:
                 async with asyncio.timeout(1.0):
                     await self._wake.wait()
             self._wake.clear()
-            if channel.is_closed or not self.line.is_up:
+            if channel.is_closed or not self.line.beats.is_up:
                 raise OSError("the connection or the channel was lost")
             body, self._next = self._next, None
             if body is not None:
@@ -164,20 +164,9 @@ class Line:
     def __init__(self, vhost: str, connect: Connect) -> None:
         """Take how to connect to the virtual host."""
         self.vhost = vhost
-        self._beats, self._questions = _Connection(connect), _Connection(connect)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the connection for beats is open, as far as this process knows."""
-        return self._beats.is_up
-
-    async def channel(self) -> AbstractChannel:
-        """Return a new channel for beats. Raises OSError or an AMQP error."""
-        return await self._beats.channel()
-
-    async def drop(self) -> None:
-        """Close the connection for beats, which ends all of its channels."""
-        await self._beats.drop()
+        self.beats, self._questions = Connection(connect), Connection(connect)
+        self.rooms = 0
+        """How many groups of the virtual host there are."""
 
     async def is_there(self, queue: str) -> Answer:
         """Return whether a queue is there, by a passive declaration; another connection's own one is."""
@@ -219,19 +208,21 @@ class Line:
 
     async def aclose(self) -> None:
         """Close both connections."""
-        await asyncio.gather(self._beats.drop(), self._questions.drop())
+        await asyncio.gather(self.beats.drop(), self._questions.drop())
 
 
-class _Connection:
+class Connection:
     """One connection of a line, opened again when it is needed and lost."""
 
     def __init__(self, connect: Connect) -> None:
+        """Take how to connect."""
         self._connect = connect
         self._connection: AbstractConnection | None = None
         self._lock = asyncio.Lock()
 
     @property
     def is_up(self) -> bool:
+        """Whether the connection is open, as far as this process knows."""
         return self._connection is not None and self._connection.connected.is_set()
 
     async def channel(self) -> AbstractChannel:
@@ -246,6 +237,7 @@ class _Connection:
         return await connection.channel(publisher_confirms=False)
 
     async def drop(self) -> None:
+        """Close the connection, which ends all of its channels."""
         connection, self._connection = self._connection, None
         await _closed(connection)
 
@@ -264,20 +256,18 @@ class Membership:
         """`connect` returns how to connect to a virtual host."""
         self._connect = connect
         self._lines: dict[str, Line] = {}
-        self._rooms: set[Room] = set()
 
     def enter(self, vhost: str, exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]) -> Room:
         """Return the room of a group, which is opened in its own time and closed by `leave`."""
         line = self._lines.setdefault(vhost, Line(vhost, self._connect(vhost)))
-        room = Room(line, exchange, heard, changed)
-        self._rooms.add(room)
-        return room
+        line.rooms += 1
+        return Room(line, exchange, heard, changed)
 
     async def leave(self, room: Room, last: bytes) -> None:
         """Send one last beat to a group, and close its room, and with the last room the connection."""
-        self._rooms.discard(room)
         line = room.line
-        is_last = all(other.line is not line for other in self._rooms)
+        line.rooms -= 1
+        is_last = not line.rooms
         if is_last:
             del self._lines[line.vhost]
         await room.aclose(last)

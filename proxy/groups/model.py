@@ -185,7 +185,7 @@ class Member:
         self.pauses: dict[str, Pause] = {}
         """By shard, the pause after a refusal, also one that is over, until a link is open."""
         self.redelivered: dict[str, Redelivered] = {}
-        """The redeliveries to the member by shard, of those shards that had any."""
+        """The redeliveries by shard to all members of its group at this sidecar, of those shards that had any."""
         self.leaving = False
         """Whether the client has cancelled the consumer, so that links only end."""
         self.stalled_until = 0.0

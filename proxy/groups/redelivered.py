@@ -4,7 +4,6 @@ A program that cannot process a message and returns it gets it once more. Such a
 a queue without a delivery limit, and on RabbitMQ 4.3 on any queue if it is returned by basic.nack.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 RECENT: Final = 300.0
@@ -14,10 +13,15 @@ MOST_KNOWN: Final = 64
 """The most messages of a queue that does not count itself whose redeliveries are counted at the same time."""
 
 
-class Redelivered:
-    """The redeliveries of one shard to one member, or to several."""
+POISON: Final = 21
+"""The times that a message comes again from which on the log tells of it: more than RabbitMQ 4's default delivery limit
+lets it come."""
 
-    __slots__ = ("_known", "_since", "count", "worst", "worst_at")
+
+class Redelivered:
+    """The redeliveries of one shard to all members of one sidecar."""
+
+    __slots__ = ("_known", "_since", "_told", "count", "worst", "worst_at")
 
     def __init__(self) -> None:
         """Nothing has come again yet."""
@@ -30,6 +34,8 @@ class Redelivered:
         self._known: dict[int, int] = {}
         """By message, as its hash, how many times it has come again since `_since`."""
         self._since = 0.0
+        self._told = 0
+        """How many times one message had come again when the log last told of it."""
 
     def note(self, times: int, message: int, now: float) -> None:
         """Count a redelivery of a message, by its hash, that came again so many times; 0 if its queue does not say.
@@ -53,12 +59,13 @@ class Redelivered:
         """Return how many times that message came again which did so most often of late; 0 if none did."""
         return self.worst if now - self.worst_at <= RECENT else 0
 
+    def news(self, now: float) -> int:
+        """Return how many times one message came again if the log is to tell of it; 0 if not, or not anew.
 
-def together(counted: Iterable[Redelivered], now: float) -> Redelivered:
-    """Return the redeliveries of several members as one."""
-    found = Redelivered()
-    for each in counted:
-        found.count += each.count
-        if each.recent(now) > found.worst:
-            found.worst, found.worst_at = each.worst, each.worst_at
-    return found
+        It is told of again when the number has doubled.
+        """
+        times = self.recent(now)
+        if times and times < max(POISON, 2 * self._told):
+            return 0
+        self._told = times
+        return times

@@ -7,7 +7,6 @@ from typing import Any, Final
 from proxy.groups.beats import MemberBeat
 from proxy.groups.decide import Move, Reason
 from proxy.groups.model import LinkState
-from proxy.groups.redelivered import Redelivered
 from proxy.groups.running import RunningGroup
 from proxy.topology.names import natural
 
@@ -28,7 +27,6 @@ def report(group: RunningGroup) -> dict[str, Any]:
     now = time.monotonic()
     state, seen, reasons = group.state, group.readings.exactness, group.readings.reasons
     members = state.members(now)
-    redelivered = group.redelivered(now)
     return {
         "vhost": group.name[0],
         "exchange": group.name[1],
@@ -53,7 +51,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
             for member in state.local.values()
             for shard, pause in sorted(member.pauses.items(), key=lambda one: natural(one[0]))
         ],
-        "shards": [_shard(group, name, redelivered.get(name), now) for name in sorted(state.present, key=natural)],
+        "shards": [_shard(group, name, now) for name in sorted(state.present, key=natural)],
         "moves": [
             _move(group, move, members, now)
             for move in sorted(state.decision.moves, key=lambda move: natural(move.shard))
@@ -71,7 +69,8 @@ def _not_heard(group: RunningGroup, now: float) -> str:
     return ""
 
 
-def _shard(group: RunningGroup, name: str, again: Redelivered | None, now: float) -> dict[str, Any]:
+def _shard(group: RunningGroup, name: str, now: float) -> dict[str, Any]:
+    again = group.redelivered.get(name)
     shard, found = group.state.shards[name], group.readings.exactness.shards.get(name)
     owner = group.state.decision.owners.get(name)
     return {

@@ -7,30 +7,22 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
 
 from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
-from proxy.groups.changes import Changes
+from proxy.groups.changes import Changes, some
 from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.membership import Membership
 from proxy.groups.model import Actions, LinkState, Member
 from proxy.groups.peers import Question
-from proxy.groups.redelivered import Redelivered, together
+from proxy.groups.redelivered import Redelivered
 from proxy.groups.shards import Exactness, Readings
-from proxy.groups.timing import ACKS_EVERY, TIMEOUT_ABOVE
+from proxy.groups.timing import ACKS_EVERY
 from proxy.topology.management import Management
 from proxy.topology.sync import Sync
 from proxy.topology.table import Entry, Name, Router
 
 log = logging.getLogger(__name__)
-
-SHOWN: Final = 10
-"""The most shards that a log line names."""
-
-POISON: Final = 21
-"""The times that a message comes again from which on the log tells of it: more than RabbitMQ 4's default delivery limit
-lets it come."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +42,6 @@ class Parts:
     leave_timeout: float
     """The setting `groups_leave_timeout`, in seconds; 0 for as long as `ack_timeout`."""
 
-    @property
-    def consumer_timeout(self) -> float:
-        """The x-consumer-timeout of links, in seconds; 0 leaves it to the broker."""
-        return self.ack_timeout and self.ack_timeout + TIMEOUT_ABOVE
-
 
 class RunningGroup:
     """One group, for as long as this sidecar has members of it."""
@@ -69,12 +56,13 @@ class RunningGroup:
     ) -> None:
         """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
 
-        `redelivered` has the redeliveries by shard to members that are gone; the group adds those that leave it.
-        `over` is called with the group, perhaps more than once, when this sidecar has no member of it any more.
+        `redelivered` has the redeliveries by shard to members of this sidecar, those that are gone included. `over` is
+        called with the group, perhaps more than once, when this sidecar has no member of it any more.
         """
         self.name, self._parts, self._over = name, parts, over
+        self._title = f"group {name[1]!r}, virtual host {name[0]!r}"
         self.state = Group(parts.sidecar, parts.host, time.monotonic())
-        self.readings = Readings(name, parts.api, self.state, seen)
+        self.readings = Readings(self._title, name[0], parts.api, self.state, seen)
         self.stalled = 0
         """How many links this sidecar has ended because their clients did not ack."""
         self.oldest_unacked_at = 0.0
@@ -83,9 +71,7 @@ class RunningGroup:
         self._wake = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
         """The questions that the broker has yet to answer."""
-        self._redelivered = redelivered
-        self._told_redelivered: dict[str, int] = {}
-        """By shard, how many times a message had come again when the log last told of it."""
+        self.redelivered = redelivered
         self._told_of_bad = False
         self._told = Changes()
         self._next_acks = 0.0
@@ -98,6 +84,7 @@ class RunningGroup:
     def add(self, member: Member, actions: Actions) -> None:
         """Let a member take part; `actions` are those of its session."""
         self._actions[member.id] = actions
+        member.redelivered = self.redelivered
         now = time.monotonic()
         self._follow(now)
         self.state.joined(member, now)
@@ -105,11 +92,7 @@ class RunningGroup:
 
     def remove(self, member: Member) -> None:
         """Note that a member has left: its links are let go, or have ended with its session."""
-        now = time.monotonic()
-        for shard, its in member.redelivered.items():
-            self._redelivered[shard] = together([its, self._redelivered.get(shard, Redelivered())], now)
-        member.redelivered.clear()
-        self.state.left(member, now)
+        self.state.left(member, time.monotonic())
         self._changed()
 
     def link_changed(self, member: Member) -> None:
@@ -128,10 +111,8 @@ class RunningGroup:
         if is_missing:
             self.state.missing(shard, now)
         elif self.state.refused(member, shard, why, now):
-            log.warning(
-                "group %r, virtual host %r: member %s has no consumer on shard %r: %s",
-                *(self.name[1], self.name[0], member.client or member.id, shard, why),
-            )
+            who = member.client or member.id
+            log.warning("%s: member %s has no consumer on shard %r: %s", self._title, who, shard, why)
         self._wake.set()
 
     async def aclose(self) -> None:
@@ -155,8 +136,7 @@ class RunningGroup:
             if not self._told_of_bad:
                 self._told_of_bad = True
                 what = "of another release" if isinstance(error, OtherVersionError) else "no beat"
-                where = self.name[1], self.name[0]
-                log.warning("group %r, virtual host %r: a message is %s: %s", *where, what, error)
+                log.warning("%s: a message is %s: %s", self._title, what, error)
             return
         if beat.sidecar == self._parts.sidecar:
             self.room.echoed()
@@ -176,7 +156,7 @@ class RunningGroup:
             try:
                 await forever()
             except Exception:
-                log.exception("group %r, virtual host %r: unexpected error", self.name[1], self.name[0])
+                log.exception("%s: unexpected error", self._title)
             await asyncio.sleep(1.0)
 
     async def _run(self) -> None:
@@ -235,16 +215,14 @@ class RunningGroup:
         """Log at debug which links were opened and let go, or how many and the first of them."""
         for act in Act:
             if shards := [step.shard for step in steps if step.act is act]:
-                more = f", and {len(shards) - SHOWN} more" if len(shards) > SHOWN else ""
-                where = self.name[1], self.name[0]
-                log.debug("group %r, virtual host %r: %s: %s%s", *where, act.value, ", ".join(shards[:SHOWN]), more)
+                log.debug("%s: %s: %s", self._title, act.value, ", ".join(some(shards)))
 
     def _tell_changes(self, now: float) -> None:
         """Log who has joined and left, and which member has got which shards, of all sidecars, in one line."""
         told = self.state.members(now).values()
         members = {member.id: member.client or member.id for member in told if not member.is_leaving}
         if changes := self._told.news(members, self.state.decision.owners):
-            log.info("group %r, virtual host %r: %s", self.name[1], self.name[0], changes)
+            log.info("%s: %s", self._title, changes)
 
     @contextmanager
     def _a_session(self) -> Iterator[None]:
@@ -252,7 +230,7 @@ class RunningGroup:
         try:
             yield
         except Exception:
-            log.exception("group %r, virtual host %r: unexpected error of a session", self.name[1], self.name[0])
+            log.exception("%s: unexpected error of a session", self._title)
 
     def _ask(self, question: Awaitable[None]) -> None:
         task = asyncio.ensure_future(question)
@@ -300,36 +278,20 @@ class RunningGroup:
         else:
             return False
         log.warning(
-            "group %r, virtual host %r: member %s has not acked a message of shard %r for %.0f s"
-            " (%s), so the shard goes to the next member",
-            *(self.name[1], self.name[0], member.client or member.id, shard, age, limit),
+            "%s: member %s has not acked a message of shard %r for %.0f s (%s), so the shard goes to the next member",
+            *(self._title, member.client or member.id, shard, age, limit),
         )
         actions.give_up(member, shard)
         return True
 
-    def redelivered(self, now: float) -> dict[str, Redelivered]:
-        """Return the redeliveries by shard to members of this sidecar, of those shards that had any."""
-        present = frozenset(self.state.present)
-        found: dict[str, list[Redelivered]] = {}
-        for counted in (self._redelivered, *(member.redelivered for member in self.state.local.values())):
-            for shard in counted.keys() - present:
-                del counted[shard]  # it is no shard any more, and there may be any number of such
-            for shard, each in counted.items():
-                found.setdefault(shard, []).append(each)
-        return {shard: together(each, now) for shard, each in found.items()}
-
     def _tell_redelivered(self, now: float) -> None:
         """Log each shard of which a message goes round, and again when the number of times has doubled."""
-        worst = {shard: each.recent(now) for shard, each in self.redelivered(now).items()}
-        self._told_redelivered = {shard: told for shard, told in self._told_redelivered.items() if worst.get(shard)}
-        for shard, times in worst.items():
-            if times >= max(POISON, 2 * self._told_redelivered.get(shard, 0)):
-                self._told_redelivered[shard] = times
-                log.warning(
-                    "group %r, virtual host %r: a message of shard %r has come again %d times, as consumers return it"
-                    " or end with it",
-                    *(self.name[1], self.name[0], shard, times),
-                )
+        for shard in self.redelivered.keys() - self.state.present:
+            del self.redelivered[shard]  # it is no shard any more, and there may be any number of such
+        for shard, counted in self.redelivered.items():
+            if times := counted.news(now):
+                why = "as consumers return it or end with it"
+                log.warning("%s: a message of shard %r has come again %d times, %s", self._title, shard, times, why)
 
 
 def shards_of(entry: Entry) -> list[str]:

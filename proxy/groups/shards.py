@@ -9,7 +9,6 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
@@ -21,7 +20,6 @@ from proxy.groups.group import Group
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.names import natural
-from proxy.topology.table import Name
 
 log = logging.getLogger(__name__)
 
@@ -151,20 +149,29 @@ async def read(api: Management, vhost: str, shards: Sequence[str], known: Mappin
 
 def judge(shards: Mapping[str, Reading]) -> Exactness:
     """Return whether a group of these shards can be balanced in order, and why not."""
-    unfenced: dict[str, str] = {}
-    direct: list[str] = []
+    unfenced: dict[str, list[str]] = {}
     for name, shard in shards.items():
         if shard.type not in ("quorum", "classic"):
-            unfenced[name] = f"a {shard.type} queue, and only quorum and classic queues have one consumer at a time"
+            why = f"a {shard.type} queue, and only quorum and classic queues have one consumer at a time"
         elif not shard.is_single:
-            unfenced[name] = "a queue without x-single-active-consumer, so several members get its messages at once"
-        if shard.direct:
-            direct.append(f"shard {name!r} has {shard.direct} consumers that are not of the group")
-    reasons = [f"{_which(unfenced, why)} {why}" for why in sorted(Counter(unfenced.values()))]
-    reasons += _reordered(shards)
-    losing = [name for name, shard in shards.items() if shard.loses]
+            why = "a queue without x-single-active-consumer, so several members get its messages at once"
+        else:
+            continue
+        unfenced.setdefault(why, []).append(name)
+    reasons = [
+        f"{_named(names)} {'is' if len(names) == 1 else 'are each'} {why}" for why, names in sorted(unfenced.items())
+    ]
+    delaying = [name for name, shard in shards.items() if shard.delays]
+    several = [name for name, shard in shards.items() if shard.has_priorities]
+    reasons += [f"{_named(names)}: {why}" for why, names in ((_DELAYS, delaying), (_PRIORITIES, several)) if names]
+    direct = [name for name, shard in shards.items() if shard.direct]
+    reasons += [
+        f"shard {name!r} has {shards[name].direct} consumers that are not of the group" for name in direct[:_NAMED]
+    ]
+    if len(direct) > _NAMED:
+        reasons.append(f"{len(direct) - _NAMED} more shards have consumers that are not of the group")
     warnings = []
-    if losing:
+    if losing := [name for name, shard in shards.items() if shard.loses]:
         warnings.append(
             f"a delivery limit and no dead-letter exchange: {_named(losing)}; the broker deletes a message that"
             " consumers have returned, or left behind, too often"
@@ -174,18 +181,7 @@ def judge(shards: Mapping[str, Reading]) -> Exactness:
             f"no x-consumer-disconnected-timeout: {_named(keeping)}; if a node of RabbitMQ is lost, the shards of"
             " members that were connected to it wait for 60 s"
         )
-    if len(direct) > _NAMED:
-        direct = [*direct[:_NAMED], f"{len(direct) - _NAMED} more shards have consumers that are not of the group"]
-    return Exactness((*reasons, *direct), tuple(warnings), shards)
-
-
-def _reordered(shards: Mapping[str, Reading]) -> list[str]:
-    """Return why the broker by itself delivers messages of these shards out of order; empty if it does not."""
-    found = {
-        _DELAYS: [name for name, shard in shards.items() if shard.delays],
-        _PRIORITIES: [name for name, shard in shards.items() if shard.has_priorities],
-    }
-    return [f"{_named(names)}: {why}" for why, names in found.items() if names]
+    return Exactness(tuple(reasons), tuple(warnings), shards)
 
 
 def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
@@ -202,11 +198,6 @@ def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
         f"members have different prefetches ({told}), so if two members end one after the other, a key's messages that"
         " come back may be out of order",
     )
-
-
-def _which(unfenced: Mapping[str, str], why: str) -> str:
-    names = [name for name, reason in unfenced.items() if reason == why]
-    return f"{_named(names)} {'is' if len(names) == 1 else 'are each'}"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -294,9 +285,9 @@ def unreadable(error: Exception) -> Exactness:
 class Readings:
     """The readings of one group's shards, made now and then as long as the group runs, and on request."""
 
-    def __init__(self, name: Name, api: Management, state: Group, seen: Exactness | None) -> None:
-        """Begin. `seen` is a reading of the group's shards that was just made, if there is one."""
-        self._name, self._api, self._state = name, api, state
+    def __init__(self, title: str, vhost: str, api: Management, state: Group, seen: Exactness | None) -> None:
+        """Begin. Log lines start with `title`. `seen` is a reading that was just made, if there is one."""
+        self._title, self._vhost, self._api, self._state = title, vhost, api, state
         self.exactness = Exactness()
         """The last judgement; it has no shards as long as none has been read."""
         self.waiting: frozenset[str] = frozenset()
@@ -355,19 +346,16 @@ class Readings:
         before, self._told = self._told, self.reasons
         if self._told != before:
             for reason in self._told:
-                self._log(logging.WARNING, f"not exact: {reason}")
+                log.warning("%s: not exact: %s", self._title, reason)
             if not self._told:
-                self._log(logging.INFO, "exact from now on")
-
-    def _log(self, level: int, text: str) -> None:
-        log.log(level, "group %r, virtual host %r: %s", self._name[1], self._name[0], text)
+                log.info("%s: exact from now on", self._title)
 
     async def _read(self, shards: Sequence[str]) -> None:
         """Read these shards. After a failed reading the former figures stay."""
         present = set(self._state.present)
         before = {shard: it for shard, it in self.exactness.shards.items() if shard in present}
         try:
-            seen = await read(self._api, self._name[0], shards, before)
+            seen = await read(self._api, self._vhost, shards, before)
         except (ManagementError, TopologyError) as error:
             if not self.exactness.shards:
                 self._judge(unreadable(error))
@@ -398,4 +386,4 @@ class Readings:
         before, self.exactness = self.exactness, seen
         self.tell()
         for warning in set(seen.warnings) - set(before.warnings):
-            self._log(logging.WARNING, warning)
+            log.warning("%s: %s", self._title, warning)

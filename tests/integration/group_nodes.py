@@ -173,7 +173,7 @@ class Node:
             for task in group._tasks:
                 task.cancel()
             group.room._task.cancel()
-            await group.room.line.drop()
+            await group.room.line.beats.drop()
         for session in self.members:
             await session.close()
         self.members.clear()

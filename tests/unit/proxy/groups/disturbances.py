@@ -105,12 +105,19 @@ def _other_ring(world: World, random: Random, number: int) -> str:
 def _refuse(world: World, random: Random, number: int) -> str:
     if not (there := _there(world)):
         return ""
-    member, queue = random.choice(there).member.id, random.choice(list(world.queues))
+    session, queue = random.choice(there), random.choice(list(world.queues))
+    pair = session.member.id, queue
     pairs = random.choice([world.denied, world.hanging])
-    pairs.add((member, queue))
+    pairs.add(pair)
+
+    def allow() -> None:
+        pairs.discard(pair)
+        if (pause := session.member.pauses.get(queue)) is not None:
+            world.paused[pair] = min(pause.until, world.now + 60.0)
+
     if random.random() < 0.7:
-        _later(world, random, 20, lambda: pairs.discard((member, queue)), f"{member} may have {queue}")
-    return f"{member} may not have {queue}"
+        _later(world, random, 20, allow, f"{pair[0]} may have {queue}")
+    return f"{pair[0]} may not have {queue}"
 
 
 def _stall(world: World, random: Random, number: int) -> str:
@@ -165,9 +172,9 @@ DISTURBANCES: dict[Disturbance, int] = {
 """The disturbances and how often each comes, beside the others."""
 
 
-QUIET, LONGEST, WATCHED = 8.0, 75.0, 7.0
-"""Seconds without a change after which a world is at rest; seconds after which it must be; and those in which its rest
-is watched, together 15 with the first."""
+QUIET, LONGEST, WATCHED = 6.0, 75.0, 6.0
+"""Seconds without a change after which a world is at rest, seconds after which it must be, and those in which its rest
+is watched."""
 
 CHUNK = 1_000
 """The runs that one line of the command tells of."""

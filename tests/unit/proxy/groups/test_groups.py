@@ -15,7 +15,7 @@ from proxy.groups import running as running_module
 from proxy.groups import shards as shards_module
 from proxy.groups.groups import Groups
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
-from proxy.groups.redelivered import RECENT
+from proxy.groups.redelivered import POISON, RECENT
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
@@ -192,7 +192,7 @@ async def test_redeliveries_are_counted_by_group_and_shard_and_told_of_when_one_
         for each in (leaver, stays):
             groups.join(each, Session())
         await eventually(lambda: orders in groups.running and len(groups.report()[0]["members"]) == 2)
-        leaver.redelivered_of("q1").note(running_module.POISON, 0, now)
+        leaver.redelivered_of("q1").note(POISON, 0, now)
         for times in (1, 2):
             stays.redelivered_of("q1").note(times, 0, now)
             stays.redelivered_of("no shard any more").note(times, 0, now)
@@ -201,7 +201,7 @@ async def test_redeliveries_are_counted_by_group_and_shard_and_told_of_when_one_
         group._tell_redelivered(now)
         group._tell_redelivered(now)
         assert caplog.text.count("a message of shard 'q1' has come again 21 times") == 1
-        stays.redelivered_of("q1").note(2 * running_module.POISON, 0, now)
+        stays.redelivered_of("q1").note(2 * POISON, 0, now)
         group._tell_redelivered(now)
         assert caplog.text.count("a message of shard 'q1' has come again 42 times") == 1
         shards = groups.report()[0]["shards"]

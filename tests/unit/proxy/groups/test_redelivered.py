@@ -1,6 +1,6 @@
 """Redeliveries by shard: how many, and how often the same message."""
 
-from proxy.groups.redelivered import MOST_KNOWN, RECENT, Redelivered, together
+from proxy.groups.redelivered import MOST_KNOWN, POISON, RECENT, Redelivered
 
 NOW = 1000.0
 
@@ -37,10 +37,13 @@ def test_messages_that_all_come_again_are_counted_in_little_memory() -> None:
     assert (len(counted._known), counted.recent(NOW + RECENT + 2)) == (1, 2)
 
 
-def test_several_members_are_counted_as_one() -> None:
-    one, other, old = Redelivered(), Redelivered(), Redelivered()
-    one.note(4, 0, NOW)
-    other.note(9, 0, NOW)
-    old.note(50, 0, NOW - RECENT - 1)
-    found = together([one, other, old], NOW)
-    assert (found.count, found.recent(NOW), found.recent(NOW + RECENT + 1)) == (3, 9, 0)
+def test_a_message_that_goes_round_is_news_and_again_when_it_has_come_twice_as_often() -> None:
+    counted, told = Redelivered(), []
+    for times in range(1, 100):
+        counted.note(times, 0, NOW)
+        told.append(counted.news(NOW))
+    assert [times for times in told if times] == [POISON, 2 * POISON, 4 * POISON]
+    # Once it is gone, the next one is news as the first was.
+    assert counted.news(NOW + RECENT + 1) == 0
+    counted.note(POISON, 0, NOW + RECENT + 2)
+    assert counted.news(NOW + RECENT + 2) == POISON

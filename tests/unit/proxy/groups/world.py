@@ -16,10 +16,11 @@ from random import Random
 from typing import Any
 
 from proxy.groups.beats import Beat, decode, encode
-from proxy.groups.decide import Act
+from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.groups.peers import Answer, Question
+from proxy.groups.timing import ACKS_EVERY
 
 PRIORITY = 1
 """The x-priority of all links."""
@@ -204,6 +205,7 @@ class Sidecar:
         self._queues = 0
         self._next = _NEVER
         """When the group is looked at next."""
+        self._acks_at = 0.0
         self.connect()
 
     def clock(self) -> float:
@@ -273,17 +275,12 @@ class Sidecar:
         if now < self.group.due:
             self.look()
             return
-        self.acks()
+        if now >= self._acks_at:
+            self._acks_at = now + ACKS_EVERY
+            self.acks()
         tick = self.group.tick(now)
         for step in tick.steps:
-            session = self.sessions.get(step.member)
-            if session is None:
-                continue
-            if step.act is Act.OPEN:
-                if why := session.open(step.shard):
-                    self.group.refused(session.member, step.shard, why, now)
-            else:
-                session.let_go(step.shard)
+            self._do(step)
         if tick.beat is not None and self.has_queue:
             self.world.publish(self, tick.beat)
         for question in tick.questions:
@@ -292,6 +289,14 @@ class Sidecar:
             count = len(self.world.queues[shard].consumers)
             self.world.after(0.01, self._counted, shard, count)
         self.look()
+
+    def _do(self, step: Step) -> None:
+        if (session := self.sessions.get(step.member)) is None:
+            return
+        if step.act is Act.LET_GO:
+            session.let_go(step.shard)
+        elif why := session.open(step.shard):
+            self.group.refused(session.member, step.shard, why, self.world.now)
 
     def _counted(self, shard: str, count: int) -> None:
         self.group.counted(shard, min(count, 1), self.world.now)
@@ -338,6 +343,8 @@ class World:
         """Whether the broker takes no beats."""
         self.denied: set[tuple[str, str]] = set()
         """By member and shard, the links that the broker refuses."""
+        self.paused: dict[tuple[str, str], float] = {}
+        """By member and shard, when the pause ends that ran as the broker ceased to refuse the link."""
         self.hanging: set[tuple[str, str]] = set()
         """By member and shard, the links that the broker does not answer."""
         self.silent: set[str] = set()
@@ -511,6 +518,7 @@ class World:
         pair = (member.id, queue.name)
         has_room = len(member.links) < session.room or queue.name in member.links
         may = pair not in self.denied and pair not in self.hanging and queue.name in session.sidecar.ring
+        may = may and self.now >= self.paused.get(pair, 0.0)
         return may and has_room and session.client.acks and not member.leaving
 
     def _judge(self) -> None:
@@ -527,7 +535,7 @@ class World:
                 if self.now - since > self.bound:
                     self.fault("nobody consumes", queue.name, active and (active.session.member.id, active.link.state))
                     queue.still_since = self.now
-        self.after(0.05, self._judge)
+        self.after(0.1, self._judge)
 
     @staticmethod
     def _consumes(active: Consumer) -> bool:
