@@ -30,8 +30,8 @@ Who tells whom
 
 * A session (`proxy/session/`) has the links of its client's members, and enters each change of a link into the table in
   `model.py`. It tells the group that something has changed, and nothing more.
-* `running.py` is the shell of one group: the task, the log, the connection for beats (`membership.py`), the readings of
-  the management API for reports. No decision needs the management API.
+* `running.py` is the shell of one group: the task, the log, and the connection for beats (`membership.py`).
+* `shards.py` reads the shards from the management API, for reports and alerts. No decision needs that.
 * `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the
   others, and when something is due. `timing.py` has all times on one axis.
 * `decide.py` is pure: it takes what all beats tell, this sidecar's own included, and returns the owner and the target
@@ -70,7 +70,7 @@ shards of which the broker says that they have no consumer.
 Where it ends
 -------------
 
-What is not exact is told with its reason (`exactness.py`): queues without single active consumer, consumers beside the
+What is not exact is told with its reason (`shards.py`): queues without single active consumer, consumers beside the
 group, members with different prefetches. Without acks (`no_ack`) there is no promise: the next member is active while
 the last one's client still reads.
 """

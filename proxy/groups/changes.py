@@ -1,41 +1,36 @@
 """Say in one line how a group has changed: who joined, who left, and which member got which shards."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
+from proxy.groups.decide import Decision
 from proxy.topology.names import natural
 
 SHOWN: Final = 10
 """The most names that a list in the line has, since a group may have thousands of shards."""
 
 
-class Changes:
-    """The members of a group and the holders of its shards, as they were when they were last told."""
+def news(before: Decision, after: Decision) -> str:
+    """Return how the group has changed from one decision to another, in words; empty if it has not."""
+    was, now = _names(before), _names(after)
+    if was == now and before.owners == after.owners:
+        return ""
+    got: dict[str, list[str]] = {}
+    for shard in before.owners.keys() | after.owners.keys():
+        owner = after.owners.get(shard)
+        if owner != before.owners.get(shard):
+            got.setdefault(now.get(owner, "a member that has left") if owner else "nobody", []).append(shard)
+    parts = [
+        *_list("joined: ", (name for member, name in now.items() if member not in was)),
+        *_list("left: ", (name for member, name in was.items() if member not in now)),
+        *some([part for name in sorted(got, key=natural) for part in _list(f"{name} has ", got[name])]),
+    ]
+    return "; ".join(parts)
 
-    def __init__(self) -> None:
-        """Begin with a group that has no members."""
-        self._members: Mapping[str, str] = {}
-        self._holders: Mapping[str, str] = {}
 
-    def news(self, members: Mapping[str, str], holders: Mapping[str, str]) -> str:
-        """Return how the group has changed since the last call, in words; empty if it has not.
-
-        `members` has the name that each member shows, by its id, and `holders` the id of each shard's member.
-        """
-        before, self._members = self._members, members
-        held, self._holders = self._holders, holders
-        if before == members and held == holders:
-            return ""
-        got: dict[str, list[str]] = {}
-        for shard in held.keys() | holders.keys():
-            if held.get(shard) != (now := holders.get(shard)):
-                got.setdefault(members.get(now, "a member that has left") if now else "nobody", []).append(shard)
-        parts = [
-            *_list("joined: ", (name for member, name in members.items() if member not in before)),
-            *_list("left: ", (name for member, name in before.items() if member not in members)),
-            *some([part for name in sorted(got, key=natural) for part in _list(f"{name} has ", got[name])]),
-        ]
-        return "; ".join(parts)
+def _names(decision: Decision) -> dict[str, str]:
+    """Return the name that each member shows which has not left, by its id."""
+    return {each.id: each.client or each.id for each in decision.members.values() if not each.is_leaving}
 
 
 def _list(title: str, names: Iterable[str]) -> list[str]:

@@ -90,6 +90,8 @@ class View:
 class Decision:
     """The owner and the target of each shard, and the acts of this sidecar's members that follow."""
 
+    members: Mapping[str, MemberBeat] = field(default_factory=dict)
+    """The members of all sidecars, by id, as they were."""
     owners: Mapping[str, str] = field(default_factory=dict)
     """The owner of each shard that has one."""
     targets: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +126,7 @@ def decide(view: View) -> Decision:
     moves = [
         move for shard, target in targets.items() if (move := _move(view, links, owners, shard, target)) is not None
     ]
-    return Decision(owners, targets, steps, stances, moves)
+    return Decision(view.members, owners, targets, steps, stances, moves)
 
 
 def owner_of(links: Sequence[tuple[str, LinkBeat]]) -> str:

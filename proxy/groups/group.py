@@ -5,7 +5,7 @@ links to open and to let go, a beat to send, and questions for the broker.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
@@ -37,11 +37,10 @@ _UNDECIDED: Final = Stance(wants=False, behind="")
 class Shard:
     """One shard of the group, from the reading of the ring that first shows it until no reading does."""
 
-    __slots__ = ("consumers", "missing_at", "moving_since", "name", "owner_since", "told_at")
+    __slots__ = ("missing_at", "moving_since", "owner_since", "told_at")
 
-    def __init__(self, name: str, now: float) -> None:
+    def __init__(self, now: float) -> None:
         """Nobody is known to consume the shard."""
-        self.name = name
         self.owner_since = now
         """Since when it is owned by its owner, or by nobody, in monotonic seconds."""
         self.moving_since = 0.0
@@ -50,8 +49,6 @@ class Shard:
         """When a beat last told of an open link to it, in monotonic seconds."""
         self.missing_at = 0.0
         """When the broker last said that its queue does not exist, in monotonic seconds; 0 where it has not."""
-        self.consumers: int | None = None
-        """How many consumers the broker last counted while this sidecar heard nobody; None where it has not."""
 
 
 class Tick(NamedTuple):
@@ -82,6 +79,8 @@ class Group:
         """The last decision."""
         self.moves = 0
         """How many shards members of this sidecar have become the owners of."""
+        self._unconsumed: frozenset[str] = frozenset()
+        """The shards without a consumer, as the broker has counted since this sidecar does not hear the others."""
         self._ring: tuple[str, ...] = ()
         self._digest = digest(())
         self._started = now
@@ -148,7 +147,7 @@ class Group:
             self.shards[name].missing_at = 0.0
         for name in ring:
             if name not in self.shards:
-                self.shards[name] = Shard(name, now)
+                self.shards[name] = Shard(now)
         self._set_shards(now)
 
     def _set_shards(self, now: float) -> None:
@@ -170,8 +169,9 @@ class Group:
         """Take a beat of any sidecar, this one included."""
         if beat.sidecar == self.sidecar:
             if self.peers.echoed(now):
+                self._unconsumed = frozenset()
                 for shard in self.shards.values():
-                    shard.told_at, shard.consumers = now, None
+                    shard.told_at = now
                 self._tell(now)
                 self._calm(now)
             return
@@ -198,9 +198,9 @@ class Group:
 
     def counted(self, shard: str, consumers: int | None, now: float) -> None:
         """Take the number of a shard's consumers; None where the broker does not tell."""
-        if shard in self.shards:
-            self.shards[shard].consumers = consumers
-            self._soon(now)
+        found = {shard} if consumers == 0 else set()
+        self._unconsumed = self._unconsumed - {shard} | found
+        self._soon(now)
 
     # What follows from it.
 
@@ -266,11 +266,11 @@ class Group:
                 found |= dict.fromkeys(peer.members, lacks)
         return found
 
-    def _vacant(self, now: float) -> set[str]:
+    def _vacant(self, now: float) -> Collection[str]:
         """Return the shards that any sidecar should have consumed: see `View.vacant`."""
         if self.peers.hears(now):
-            return {shard.name for shard in self.shards.values() if now - shard.told_at > ORPHANED}
-        return {shard.name for shard in self.shards.values() if shard.consumers == 0} if self._is_deaf(now) else set()
+            return [name for name, shard in self.shards.items() if now - shard.told_at > ORPHANED]
+        return self._unconsumed if self._is_deaf(now) else ()
 
     def _is_deaf(self, now: float) -> bool:
         """Return whether this sidecar has heard nobody for so long that it looks after the shards by itself."""

@@ -55,15 +55,16 @@ class Room:
     """The exchange of one group, and this sidecar's queue on it, kept up until it is closed."""
 
     def __init__(
-        self, line: "Line", exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]
+        self, line: "Line", exchange: str, heard: Callable[[bytes], bool], changed: Callable[[str], None]
     ) -> None:
-        """`heard` gets each message; `changed` is called when `queue` has become another one, or empty."""
+        """`heard` gets each message, and returns whether it is a beat of this sidecar, so that the channel works.
+
+        `changed` gets the name of the exclusive queue by which beats come, whenever it is another one; empty for none.
+        """
         self.line, self._exchange, self._name = line, exchange, f"{exchange}{GROUP_SUFFIX}"
-        self._heard, self._change = heard, changed
+        self._heard, self._changed = heard, changed
         self.fault = "not connected yet"
         """Why no beats are sent or received; empty while they are."""
-        self.queue = ""
-        """The name of the exclusive queue by which beats come; empty while none do."""
         self._next: bytes | None = None
         self._wake = asyncio.Event()
         self._echo_at = 0.0
@@ -74,10 +75,6 @@ class Room:
         """Send a beat as soon as the broker takes it; a beat that waits is replaced, since only the last counts."""
         self._next = body
         self._wake.set()
-
-    def echoed(self) -> None:
-        """Note that a beat of this sidecar has come back from the broker: the channel works."""
-        self._echo_at = time.monotonic()
 
     async def aclose(self, last: bytes) -> None:
         """Send one last beat and close the channel; takes twice `_FAREWELL` at most."""
@@ -124,8 +121,9 @@ class Room:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
         # its publisher needed no right on this exchange. A dead-lettered message names the dead-letter exchange as its
         # exchange, and is known by a header that RabbitMQ adds.
-        if message.exchange == self._name and "x-death" not in message.headers:
-            self._heard(message.body)
+        is_beat = message.exchange == self._name and "x-death" not in message.headers
+        if is_beat and self._heard(message.body):
+            self._echo_at = time.monotonic()
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange) -> None:
         """Send beats until the room is closed. Raises an error if the broker does not take one."""
@@ -153,9 +151,7 @@ class Room:
             )
         elif not fault:
             log.info("group %r, virtual host %r: beats are sent and received", self._exchange, self.line.vhost)
-        if queue != self.queue:
-            self.queue = queue
-            self._change()
+        self._changed(queue)
 
 
 class Line:
@@ -257,7 +253,7 @@ class Membership:
         self._connect = connect
         self._lines: dict[str, Line] = {}
 
-    def enter(self, vhost: str, exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]) -> Room:
+    def enter(self, vhost: str, exchange: str, heard: Callable[[bytes], bool], changed: Callable[[str], None]) -> Room:
         """Return the room of a group, which is opened in its own time and closed by `leave`."""
         line = self._lines.setdefault(vhost, Line(vhost, self._connect(vhost)))
         line.rooms += 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
-from proxy.groups.changes import Changes, some
+from proxy.groups.changes import news, some
 from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.membership import Membership
@@ -73,9 +73,8 @@ class RunningGroup:
         """The questions that the broker has yet to answer."""
         self.redelivered = redelivered
         self._told_of_bad = False
-        self._told = Changes()
         self._next_acks = 0.0
-        self.room = parts.membership.enter(*name, self._heard, self._room_changed)
+        self.room = parts.membership.enter(*name, self._heard, self._connected)
         parts.router.on_change.append(self._wake.set)
         self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self.readings.run)]
 
@@ -126,7 +125,8 @@ class RunningGroup:
 
     # What the other sidecars tell.
 
-    def _heard(self, body: bytes) -> None:
+    def _heard(self, body: bytes) -> bool:
+        """Take a message of the beats' exchange; return whether it is a beat of this sidecar."""
         now = time.monotonic()
         try:
             beat = decode(body)
@@ -137,15 +137,14 @@ class RunningGroup:
                 self._told_of_bad = True
                 what = "of another release" if isinstance(error, OtherVersionError) else "no beat"
                 log.warning("%s: a message is %s: %s", self._title, what, error)
-            return
-        if beat.sidecar == self._parts.sidecar:
-            self.room.echoed()
+            return False
         self.state.heard(beat, now)
         if self.state.due <= now:
             self._wake.set()
+        return beat.sidecar == self._parts.sidecar
 
-    def _room_changed(self) -> None:
-        self.state.connected(self.room.queue, time.monotonic())
+    def _connected(self, queue: str) -> None:
+        self.state.connected(queue, time.monotonic())
         self._wake.set()
 
     # What follows from it.
@@ -170,8 +169,9 @@ class RunningGroup:
                 self._tell_redelivered(now)
             before = self.state.decision
             self._tick(now)
-            if self.state.decision is not before:
-                self._tell_changes(now)
+            # The log tells of all sidecars' members and shards in one line.
+            if self.state.decision is not before and (changes := news(before, self.state.decision)):
+                log.info("%s: %s", self._title, changes)
             until = min(self._next_acks, self.state.due)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(until - time.monotonic(), 0.005)):
@@ -216,13 +216,6 @@ class RunningGroup:
         for act in Act:
             if shards := [step.shard for step in steps if step.act is act]:
                 log.debug("%s: %s: %s", self._title, act.value, ", ".join(some(shards)))
-
-    def _tell_changes(self, now: float) -> None:
-        """Log who has joined and left, and which member has got which shards, of all sidecars, in one line."""
-        told = self.state.members(now).values()
-        members = {member.id: member.client or member.id for member in told if not member.is_leaving}
-        if changes := self._told.news(members, self.state.decision.owners):
-            log.info("%s: %s", self._title, changes)
 
     @contextmanager
     def _a_session(self) -> Iterator[None]:
