@@ -181,7 +181,18 @@ def test_shards_with_messages_of_several_priorities_are_told(
             return any(each.startswith(reason) for each in reasons)
 
         wait_until("the priorities", is_told, within=60)
+        wire.tell(1, Basic.Ack(first.number))
+        for _ in range(9):
+            (got,) = deliveries(wire, 1, 1)
+            wire.tell(1, Basic.Ack(got.number))
+
+        def is_empty() -> bool:
+            return bool(group_of(sidecar, vhost)["shards"][0]["ready"] == 0)
+
+        wait_until("a reading of an empty shard", is_empty, within=60)
+        assert is_told(), "the next messages may be of several priorities as well"
         assert sidecar.metric("ringproxy_group_exact", exchange="orders") == 0
+        assert "exact from now on" not in sidecar.log()
         wire.goodbye()
 
 

@@ -245,6 +245,15 @@ def test_whatever_happens_order_is_kept_and_a_balance_is_found(seed: int) -> Non
     assert disturbed(seed).faults == []
 
 
+@pytest.mark.parametrize("seed", [681, 2963, 3041])
+def test_the_only_member_gets_a_shard_once_the_pause_after_its_last_refusal_is_over(seed: int) -> None:
+    """Pauses double up to a minute, and the broker may allow the link right after one has begun.
+
+    The judge took the shard for one that stands still.
+    """
+    assert disturbed(seed).faults == []
+
+
 def test_the_world_takes_each_row_of_the_table_of_links_but_those_that_need_a_session() -> None:
     """What the broker of the world never does is done to sessions, which take each row, in `test_rows`."""
     entered.update(dict.fromkeys(entered, 0))
