@@ -53,9 +53,10 @@ Every sidecar computes the same targets from the same beats. Then, for a shard w
    A's client never got first. That takes 1 to 5 ms (measured on 3.10.8, 4.0.5 and 4.3.6, quorum and classic queues).
 4. A's next beat tells nothing of a link any more: B is the owner.
 
-If A dies at any point, its channel ends, and B has the shard at once. If B dies, A closes all the same, and opens a
-link again, as the target of any shard does. If A's client does not ack for `groups_leave_timeout` seconds, A's link is
-closed and its messages come again, to B.
+If A dies at any point, its channel ends, and B has the shard as soon as the broker sees it: at once, or for a lost
+machine after missed heartbeats. If B dies, A closes all the same, and opens a link again, as the target of any shard
+does. If A's client does not ack for `groups_leave_timeout` seconds, A's link is closed and its messages come again, to
+B.
 
 Who is there
 ------------
