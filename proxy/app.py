@@ -183,9 +183,9 @@ def _listener(
     """Return the AMQP listener, which does not listen yet."""
     attend = None
     if groups is not None:
-        from proxy.groups.consuming.attendant import Attending
+        from proxy.groups.consuming.attendant import Attendants
 
-        attend = Attending(groups)
+        attend = Attendants(groups)
     shared = Shared(
         tables,
         sync,

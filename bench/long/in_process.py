@@ -149,7 +149,7 @@ def _join(connection: Connection) -> list[int]:
     """Have the client's channel begin a member that consumes from eight shards; return their hidden channels."""
     own, channel = connection.interceptor, connection.channels[1]
     assert isinstance(own, GroupInterceptor)
-    numbering = consumer.begun(own, channel)
+    numbering = consumer.begin_numbering(own, channel)
     numbering.start()
     own.opened(101, 9)
     member = Member("id", "/", "orders", 1, b"consumer")

@@ -28,8 +28,8 @@ Who tells whom
        ^                                 ^                                |     ^                        |
        +---------- deliveries -----------+---------- open, let go --------+     +------ beats -----------+
 
-* A session (`proxy/session/`) has the links of its client's members, and enters each change of a link into the table in
-  `model.py`. It tells the group that something has changed, and nothing more.
+* A session's interceptor (`consuming/`) has the links of its client's members, and enters each change of a link into
+  the table in `model.py`. It tells the group that something has changed, and nothing more.
 * `running.py` is the shell of one group: the task, the log, and the connection for beats (`membership.py`).
 * `shards.py` reads the shards from the management API, for reports and alerts. No decision needs that.
 * `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the

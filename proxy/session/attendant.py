@@ -1,4 +1,7 @@
-"""The work around a session's interceptor that needs the event loop: see `interceptor.py`."""
+"""The work around a session's interceptor that needs the event loop: see `interceptor.py`.
+
+This module stays Python: an interpreted class cannot inherit from a compiled one, and attendants are interpreted.
+"""
 
 from proxy.session.interceptor import Interceptor
 

@@ -17,7 +17,7 @@ class Wait(Enum):
     """A publish behind a declaration on its channel waits for the -ok."""
     BEING_CLOSED = "the broker has not closed the channel's number yet"
     """A channel.open waits for the close-ok of the channel that has its number."""
-    INTERCEPTED = "it is not known yet whether a queue has the name"
+    INTERCEPTED = "it is not known yet what the name stands for"
     """A method on a queue's name waits until the interceptor knows what the name stands for."""
 
 

@@ -10,7 +10,8 @@ from proxy.session.events import Missing, NoQueue, Refused, Stale
 from proxy.session.publishing.reopening import may_reopen, reopen, rest_of_content
 from proxy.session.reads import frames
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
-from proxy.settings.rights import TO_CONSUME_FROM_A_RING, to_lanes
+from proxy.settings.hints import TO_CONSUME_FROM_A_RING, TO_PUBLISH_TO_A_RING
+from proxy.settings.rights import to_lanes
 from proxy.topology.bindings import RING_TYPES
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -350,8 +351,7 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
         return None
     # A user without the right on one lane of a ring mostly lacks it on all: the hint names them all at once.
     wanted = to_lanes(refused[0].decode(errors="replace")).encode() or refused[0]
-    hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
-    return _with_hint(c, channel, code, text, hint, data[at : end - 1])
+    return _with_hint(c, channel, code, text, TO_PUBLISH_TO_A_RING + wanted, data[at : end - 1])
 
 
 def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: bytes, rest: bytes) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from proxy.routing.route import Route
 from proxy.routing.routes import RouteTables
@@ -15,7 +16,7 @@ from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import NoQueue, Reopened, Stale
-from proxy.session.publishing import publish as publishing
+from proxy.session.publishing.publish import held_publish
 from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.sync import Sync
@@ -30,13 +31,25 @@ TELL_EVERY = 1.0
 MOST_NAMED = 1_000
 """The most names of missing queues that are remembered."""
 
-Attend = Callable[[Connection, Callable[[], str], Callable[[Callable[[], None]], None], Callable[[], None]], Attendant]
-"""A function that returns the attendant of a new session, from its connection and three functions: one returns the
-client's address, one calls a function and handles its defects, and one is called after each act of the attendant's own,
-to hand on what that has made, and to take up again what has waited for it."""
-
 MEANT_EVERY = 60.0
 """Seconds in which an exchange that a client may have meant by a missing queue's name is read once at most."""
+
+
+class Attend(Protocol):
+    """A function that makes the attendants of sessions."""
+
+    def __call__(
+        self,
+        connection: Connection,
+        peer: Callable[[], str],
+        guarded: Callable[[Callable[[], None]], None],
+        acted: Callable[[], None],
+    ) -> Attendant:
+        """Return the attendant of a new session.
+
+        `peer` returns the client's address. `guarded` calls a function, and ends the session if that raises. `acted` is
+        to be called after each act of the attendant's own: it writes to both peers, and takes up what has waited.
+        """
 
 
 @dataclass
@@ -55,7 +68,7 @@ class Shared:
     """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
     channel.open that waits for that is refused."""
     attend: Attend | None = None
-    """A function that gives each session its interceptor; None where no session has one."""
+    """A function that gives each session its attendant; None where no session has an interceptor."""
     client_bytes: int = 0
     broker_bytes: int = 0
     client_frames: int = 0
@@ -147,7 +160,7 @@ class Shared:
         Returns why that failed, or an empty string. Where the route was found for what has come by now alone, the
         backlog says so from then on.
         """
-        exchange = publishing.held_publish(channel)
+        exchange = held_publish(channel)
         backlog.seen = len(backlog.pieces)
         within = asked + self.lookup_timeout - time.monotonic()
         if unread.refused or within <= 0 or (unread.other_cluster and not await self._same_cluster(c, within)):

@@ -125,12 +125,11 @@ class Handshake:
         "spare", "step", "user", "vhost",
     )  # fmt: skip
 
-    def __init__(self, allowed_mechanisms: frozenset[bytes], kept_back: int = 0) -> None:
-        """Start with nothing agreed on; `allowed_mechanisms` are the mechanisms of LENT that the operator allows.
-
-        `kept_back` is how many channels an interceptor wants to have kept back from the client; 0 without one.
-        """
-        self.allowed_mechanisms, self.kept_back = allowed_mechanisms, kept_back
+    def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
+        """Start with nothing agreed on; `allowed_mechanisms` are the mechanisms of LENT that the operator allows."""
+        self.allowed_mechanisms = allowed_mechanisms
+        self.kept_back = 0
+        """How many channels an interceptor wants to have kept back from the client; 0 without one."""
         self.step = Step.STARTING
         """How far the handshake has come."""
         self.cluster: str | None = None

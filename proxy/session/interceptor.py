@@ -16,6 +16,12 @@ The questions are six:
 - May the session close? `Attendant.may_close`.
 - How many channel numbers are kept back from the client? `Attendant.kept_back`.
 
+An interceptor writes what it makes itself into `Direction.due`, or by `Direction.insert`, and nothing else of the
+session's, but for these: `Waiting.held` has a frame of the client's wait. `Channel.merge` has contents come together on
+a channel, and `Channel.last_queue` is the queue that it has declared for the client. `Connection.again`, with
+`Direction.more`, has a frame taken once more in the next turn, since it took a part of its effect. `Connection.now` is
+the time, for what happens without a read.
+
 Bodies and publishes stream past: the loops ask only at methods, and at frames of channels in `Interceptor.sources`.
 """
 
@@ -41,7 +47,7 @@ class Interceptor(ABC):
 
     @abstractmethod
     def from_client(self, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-        """Take a client's method on an open channel, from `i` to `end` of `data`.
+        """Take a client's method on a channel that this proxy does not close, from `i` to `end` of `data`.
 
         Returns what goes on in its place; None for the session to go on with it. If `Waiting.held` is set, the frame
         waits, with all that follows on its channel.

@@ -11,7 +11,7 @@ from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
-from proxy.session.publishing import publish as publishing
+from proxy.session.publishing.publish import held_publish
 from proxy.session.waiting import may_go_on
 from proxy.topology.table import Unread
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
@@ -143,7 +143,7 @@ class Waiter:
         if awaited is Wait.INTERCEPTED and c.interceptor is not None:
             c.interceptor.refuse(channel, why)
             return
-        exchange = publishing.held_publish(channel)
+        exchange = held_publish(channel)
         name = (c.vhost, exchange.decode(errors="replace"))
         c.counter_table.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"

@@ -6,11 +6,6 @@ from collections.abc import Iterable
 _LANE = ".lane."
 """The part of a lane's name between the exchange's name and the rest, as `ring-proxy topology` names lanes."""
 
-TO_CONSUME_FROM_A_RING = (
-    b"; it is a hash exchange: to consume from it as a group, name it in ringproxy's setting groups"
-)
-"""The hint behind the broker's reply text for a client that takes a hash exchange for a queue."""
-
 
 def pattern(parts: Iterable[str]) -> str:
     """Return a regular expression for RabbitMQ's permissions that matches what one of these expressions matches."""

@@ -18,17 +18,17 @@ class GroupActions:
 
     def __init__(self, consuming: Consuming, then: Callable[[], None]) -> None:
         """`then` is called after each action, and writes the frames that the action made to both peers."""
-        self._own, self._hand_on = consuming, then
+        self._consuming, self._hand_on = consuming, then
 
     def _then(self) -> None:
-        self._own.c.to_broker.flush()
+        self._consuming.c.to_broker.flush()
         self._hand_on()
 
     def _consumer(self, member: Member) -> Consumer | None:
         """Return the session's consumer of a member; None if it has ended, or leaves."""
-        c = self._own.c
+        c = self._consuming.c
         c.now = time.monotonic()  # it may be long since a peer has sent anything
-        consumer = self._own.consumers.get(member) if c.running else None
+        consumer = self._consuming.consumers.get(member) if c.running else None
         if consumer is None or consumer.leaving or consumer.channel.state != ChannelState.OPEN:
             return None
         return consumer
@@ -43,13 +43,13 @@ class GroupActions:
             joining.decided = joining.is_group = True
         consumer.numbering.start()
         if answer := links.consume_ok(consumer):
-            links.tell(self._own, consumer.numbering, answer)
+            links.tell(self._consuming, consumer.numbering, answer)
         self._then()
 
     def refuse(self, member: Member, code: int, text: str) -> None:
         """Close the client's channel, since the member cannot join."""
         if (consumer := self._consumer(member)) is not None:
-            closing.refuse_channel(self._own.c, consumer.channel, code, text, BASIC_CONSUME)
+            closing.refuse_channel(self._consuming.c, consumer.channel, code, text, BASIC_CONSUME)
             self._then()
 
     def open(self, member: Member, shard: str) -> str:
@@ -59,27 +59,27 @@ class GroupActions:
             return ""
         if consumer.numbering.unsure:
             return consumer.numbering.unsure
-        same = [each.member for each in self._own.consumers.values() if each.channel is consumer.channel]
+        same = [each.member for each in self._consuming.consumers.values() if each.channel is consumer.channel]
         # What all links of the channel may bring has to fit, with this one.
         may_hold = sum(each.held_at_most * len(each.links) for each in same) + member.held_at_most
         if may_hold > MOST_UNACKED:
             return f"the channel may hold {MOST_UNACKED} messages without an ack, and its prefetch is for more"
-        why = links.open_link(self._own, consumer, shard)
+        why = links.open_link(self._consuming, consumer, shard)
         self._then()
         return why
 
     def let_go(self, member: Member, shard: str) -> None:
         """Have a link end once the client has settled what it got; until then the client gets no more by it."""
         if self._consumer(member) is not None:
-            links.let_go(self._own, member, shard)
+            links.let_go(self._consuming, member, shard)
             self._then()
 
     def give_up(self, member: Member, shard: str) -> None:
         """Have a link end at once, though its client holds messages; the member may be leaving."""
-        c = self._own.c
+        c = self._consuming.c
         c.now = time.monotonic()
         if c.running:
-            links.give_up(self._own, member, shard)
+            links.give_up(self._consuming, member, shard)
             self._then()
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
@@ -87,4 +87,4 @@ class GroupActions:
 
         The member may be leaving.
         """
-        return oldest_by_shard(self._own, member) if self._own.c.running else {}
+        return oldest_by_shard(self._consuming, member) if self._consuming.c.running else {}

@@ -42,7 +42,7 @@ LONGEST: Final = 1.0
 """Seconds after the first of such rejects in a row in which all are sent, though there are always further ones."""
 
 
-class Attending:
+class Attendants:
     """The attendants of all sessions of a listener: each session gets its own by a call."""
 
     def __init__(self, groups: Groups) -> None:
@@ -77,14 +77,14 @@ class GroupAttendant(Attendant):
 
     def __init__(
         self,
-        attending: Attending,
+        attendants: Attendants,
         connection: Connection,
         peer: Callable[[], str],
         guarded: Callable[[Callable[[], None]], None],
         acted: Callable[[], None],
     ) -> None:
-        """Take what `Attending` got."""
-        self._attending, self._groups = attending, attending.groups
+        """Take what `Attendants` got."""
+        self._attendants, self._groups = attendants, attendants.groups
         self._peer, self._guarded, self._acted = peer, guarded, acted
         timeout = round(self._groups.consumer_timeout * 1000)
         self.interceptor: GroupInterceptor = GroupInterceptor(connection, self._groups.match, timeout)
@@ -96,23 +96,23 @@ class GroupAttendant(Attendant):
 
     def go_on(self) -> None:
         """Tell the groups what has happened, and have the broker get in a moment what the client has returned."""
-        own = self.interceptor
-        if own.events:
-            events, own.events = own.events, []
+        interceptor = self.interceptor
+        if interceptor.events:
+            events, interceptor.events = interceptor.events, []
             for event in events:
                 self._handle(event)
-        if own.requeued and self._requeue is None:
-            due = min(min(at.last + MOMENT, at.first + LONGEST) for at in own.requeued.values())
+        if interceptor.requeued and self._requeue is None:
+            due = min(min(at.last + MOMENT, at.first + LONGEST) for at in interceptor.requeued.values())
             loop = asyncio.get_running_loop()
             self._requeue = loop.call_later(max(due - time.monotonic(), 0.0), self._guarded, self._hand_back)
 
     def _handle(self, event: GroupEvent) -> None:
-        own = self.interceptor
-        vhost = own.c.vhost
+        interceptor = self.interceptor
+        vhost = interceptor.c.vhost
         if isinstance(event, LinkChanged):
             self._groups.link_changed(event.member)
         elif isinstance(event, JoinAsked):
-            name = own.c.handshake.connection_name.decode(errors="replace")
+            name = interceptor.c.handshake.connection_name.decode(errors="replace")
             event.member.client = f"{self._peer()} {name}".rstrip()
             event.member.since = time.time()
             self._groups.join(event.member, self._actions)
@@ -123,26 +123,32 @@ class GroupAttendant(Attendant):
         elif isinstance(event, ShardsAsked):
             task = asyncio.create_task(self._tell_shards(event))
             self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-        elif self._attending.tells_first(vhost, event):
+            task.add_done_callback(self._asked)
+        elif self._attendants.tells_first(vhost, event):
             text = "is a queue and the name of a group: the client uses the queue"
             if isinstance(event, DeclaredGroup):
                 text = "is a group: queue.declare makes no queue of that name, and its arguments mean nothing"
             log.warning("client %s, virtual host %r: %r %s", self._peer(), vhost, event.name, text)
 
+    def _asked(self, task: "asyncio.Task[None]") -> None:
+        """Forget a task that has ended; an unexpected error of it ends the session."""
+        self._asking.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._guarded(task.result)
+
     async def _tell_shards(self, event: ShardsAsked) -> None:
         """Read the shards for which a method of the client's waits, and go on with it."""
-        own = self.interceptor
+        interceptor = self.interceptor
         shards, why = None, ""
         try:
-            shards = await self._groups.shards((own.c.vhost, event.name))
+            shards = await self._groups.shards((interceptor.c.vhost, event.name))
         except Absent:
             why = "the management API does not show the exchange"
         except NotReadable as error:
             why = str(error)
-        own.c.now = time.monotonic()
-        if own.c.running:
-            self._guarded(lambda: group_name.found(own, event.channel, shards, why))
+        interceptor.c.now = time.monotonic()
+        if interceptor.c.running:
+            self._guarded(lambda: group_name.found(interceptor, event.channel, shards, why))
             self._acted()
 
     def _hand_back(self) -> None:
@@ -163,10 +169,10 @@ class GroupAttendant(Attendant):
 
     def lost(self) -> None:
         """Have the groups told that all members have ended."""
-        own = self.interceptor
+        interceptor = self.interceptor
         # After an unexpected error there may be members whose end nobody was told of.
-        untold = [event.member for event in own.events if isinstance(event, Left)]
-        for member in (*links.lose_all(own), *untold):
+        untold = [event.member for event in interceptor.events if isinstance(event, Left)]
+        for member in (*links.lose_all(interceptor), *untold):
             self._groups.leave(member)
         if self._requeue is not None:
             self._requeue.cancel()

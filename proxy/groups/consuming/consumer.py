@@ -50,7 +50,7 @@ _RESERVED = (b"x-priority", b"x-consumer-timeout")
 """The arguments of consumers that this proxy sets itself: all links have the same priority, and the same timeout."""
 
 
-def begun(g: Consuming, channel: Channel) -> Numbering:
+def begin_numbering(g: Consuming, channel: Channel) -> Numbering:
     """Return a channel's numbering, which begins here if there is none yet."""
     numbering = numbering_of(channel)
     if numbering is None:
@@ -66,7 +66,7 @@ def consume(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
     """
     if channel.state != ChannelState.OPEN:
         return None
-    numbering = begun(g, channel)
+    numbering = begin_numbering(g, channel)
     name, at = short_string(data, i + 13, end - 1)
     name = requests.meant(channel, name)
     tag, at = short_string(data, at, end - 1)
@@ -222,13 +222,13 @@ def leave_all(g: Consuming) -> None:
 def qos(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.qos, which passes to the broker. Members that join later get its prefetch for each shard."""
     if channel.state == ChannelState.OPEN and end - i >= 19:
-        begun(g, channel).prefetch = u16(data, i + 15) or UNLIMITED
+        begin_numbering(g, channel).prefetch = u16(data, i + 15) or UNLIMITED
 
 
 def get(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.get, which passes to the broker, and note it: its answer will have a delivery tag."""
     if channel.state == ChannelState.OPEN:
-        numbering = begun(g, channel)
+        numbering = begin_numbering(g, channel)
         _, at = short_string(data, i + 13, end - 1)
         numbering.gets.append(at < end - 1 and bool(data[at] & 1))
 

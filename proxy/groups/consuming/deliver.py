@@ -246,8 +246,6 @@ def own_frame(
     `replaced` is what the client was to get in place of the frame so far; None stands for the frame as it is, also in
     the result. A delivery gets its number of the channel as delivery tag.
     """
-    if replaced == b"":
-        return replaced
     own = numbering.own
     if kind == METHOD:
         method = u32(data, i + 7)

@@ -152,7 +152,7 @@ def _refusal(group: str, method: int) -> tuple[int, str]:
 
 def _ask(g: Consuming, channel: Channel, question: Question) -> None:
     """Have the client's method wait, and ask the broker what the name is."""
-    numbering = consumer.begun(g, channel)
+    numbering = consumer.begin_numbering(g, channel)
     numbering.question = question
     g.c.waiting.held = Wait.INTERCEPTED
     # Nobody joins with this consumer, which only has the hidden channel that asks.

@@ -44,7 +44,7 @@ class GroupInterceptor(Consuming):
     """The consuming from groups of one session, as the session's loops over frames ask it."""
 
     def from_client(self, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-        """Take a client's method on an open channel; return what goes on in its place, or None for it as it is."""
+        """Take a client's method; return what goes on in its place, or None for the session to go on with it."""
         handler = FROM_CLIENT.get(method)
         return handler(self, channel, method, data, i, end) if handler is not None else None
 

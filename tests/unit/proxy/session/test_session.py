@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from pamqp import commands
 
-from proxy.groups.consuming.attendant import Attending
+from proxy.groups.consuming.attendant import Attendants
 from proxy.groups.consuming.events import Left
 from proxy.groups.consuming.hidden import Consumer
 from proxy.groups.consuming.interceptor import GroupInterceptor
@@ -145,7 +145,7 @@ class Ends:
         shared = self.shared = Shared(
             self._wire.tables, cast(Sync, self.rings), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
         )
-        shared.attend = Attending(groups) if groups is not None else None
+        shared.attend = Attendants(groups) if groups is not None else None
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)

@@ -22,7 +22,8 @@ def new(step: Step) -> Wire:
     wire = Wire({}, channels=())
     c = wire.c
     c.phase, c.table, c.routes = Phase.HANDSHAKE, None, {}
-    c.handshake = Handshake(frozenset(), MOST_HIDDEN)
+    c.handshake = Handshake(frozenset())
+    c.handshake.kept_back = MOST_HIDDEN
     c.handshake.step = step
     c.interceptor = GroupInterceptor(c, lambda vhost, name: True)
     return wire

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 from pamqp import commands
 
+from proxy.groups.consuming import links
 from proxy.groups.model import TABLE, LinkAction, LinkEvent, LinkState, Member, entered
-from proxy.session import broker_loop, client_loop, links
-from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, opened
+from proxy.session import broker_loop, client_loop
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened
 from tests.unit.proxy.session.wire import ack, close_channel, made, split
 
 LINK = FIRST + 1
@@ -88,7 +89,7 @@ class Story:
         self._broker(closed(LINK))
 
     def lost(self) -> None:
-        links.lose_all(self.wire.c)
+        links.lose_all(self.wire.consuming)
 
     def _broker(self, data: bytes) -> None:
         broker_loop.from_broker(self.wire.c, data)
