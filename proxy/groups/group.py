@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
 from proxy.groups.decide import Decision, Stance, Step, View, decide
 from proxy.groups.model import LinkState, Member
-from proxy.groups.peers import Answer, News, Peers, Question
+from proxy.groups.peers import News, Peers, Question
 from proxy.groups.timing import (
     BEAT,
     CALM,
@@ -191,9 +191,9 @@ class Group:
         else:
             self.peers.disconnected()
 
-    def answered(self, question: Question, answer: Answer, now: float) -> None:
-        """Take the broker's answer about a sidecar's queue."""
-        if self.peers.answered(question, answer, now):
+    def answered(self, question: Question, is_there: bool | None, now: float) -> None:
+        """Take the broker's answer whether a sidecar's queue is there; None where it does not tell."""
+        if self.peers.answered(question, is_there, now):
             self._soon(now)
 
     def counted(self, shard: str, consumers: int | None, now: float) -> None:

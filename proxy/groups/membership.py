@@ -18,7 +18,6 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, 
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
 
 from proxy.groups.beats import MAX_BYTES
-from proxy.groups.peers import Answer
 from proxy.groups.timing import ANSWERED_WITHIN
 from proxy.topology.bindings import GROUP_SUFFIX
 
@@ -164,17 +163,17 @@ class Line:
         self.rooms = 0
         """How many groups of the virtual host there are."""
 
-    async def is_there(self, queue: str) -> Answer:
-        """Return whether a queue is there, by a passive declaration; another connection's own one is."""
+    async def is_there(self, queue: str) -> bool | None:
+        """Return whether a queue is there, by a passive declaration; None where the broker does not tell."""
         try:
             await self._declared(queue)
         except ChannelNotFoundEntity:
-            return Answer.ABSENT
+            return False
         except ChannelLockedResource:
-            return Answer.THERE
+            return True  # another connection's own queue
         except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
-            return Answer.UNKNOWN
-        return Answer.THERE
+            return None
+        return True
 
     async def consumers(self, queue: str) -> int | None:
         """Return how many consumers a queue has, by a passive declaration; None where the broker does not tell.

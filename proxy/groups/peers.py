@@ -26,15 +26,6 @@ Whoever may send beats can make up any. They take some 30 MB. A beat that would 
 """
 
 
-class Answer(Enum):
-    """The broker's answer to the question whether a sidecar's queue is there."""
-
-    THERE = 1
-    ABSENT = 2
-    UNKNOWN = 3
-    """There was no answer in time, or none that tells."""
-
-
 class News(Enum):
     """How much a beat changes of what is known."""
 
@@ -173,15 +164,16 @@ class Peers:
                 late.append(Question(sidecar, peer.beat.queue))
         return gone, late
 
-    def answered(self, question: Question, answer: Answer, now: float) -> bool:
+    def answered(self, question: Question, is_there: bool | None, now: float) -> bool:
         """Take the broker's answer about a sidecar's queue; forget the sidecar and return True if it is gone.
 
-        One that has beaten since, or has another queue now, is there.
+        `is_there` is None where the broker does not tell. A sidecar that has beaten since, or has another queue now, is
+        there.
         """
         peer = self.all.get(question.sidecar)
-        if peer is None or not peer.asked_at or peer.beat.queue != question.queue or answer is Answer.UNKNOWN:
+        if peer is None or not peer.asked_at or peer.beat.queue != question.queue or is_there is None:
             return False
-        if answer is Answer.THERE:
+        if is_there:
             peer.absent_at = 0.0
             return False
         if not peer.absent_at:

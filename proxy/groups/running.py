@@ -231,8 +231,8 @@ class RunningGroup:
         task.add_done_callback(self._asking.discard)
 
     async def _is_there(self, question: Question) -> None:
-        answer = await self.room.line.is_there(question.queue)
-        self.state.answered(question, answer, time.monotonic())
+        is_there = await self.room.line.is_there(question.queue)
+        self.state.answered(question, is_there, time.monotonic())
         self._wake.set()
 
     async def _count(self, shards: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from proxy.groups.beats import Beat, decode, encode
 from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
-from proxy.groups.peers import Answer, Question
+from proxy.groups.peers import Question
 from proxy.groups.timing import ACKS_EVERY
 
 PRIORITY = 1
@@ -416,15 +416,14 @@ class World:
 
     def ask(self, asker: Sidecar, question: Question) -> None:
         asked = self.sidecars.get(question.sidecar)
-        is_there = asked is not None and asked.has_queue and asked.group.queue == question.queue
-        answer = Answer.THERE if is_there else Answer.ABSENT
+        is_there: bool | None = asked is not None and asked.has_queue and asked.group.queue == question.queue
         late = 0.01
         if question.queue in self.silent:
-            answer, late = Answer.UNKNOWN, 1.0
+            is_there, late = None, 1.0
 
         def tell() -> None:
             if asker.is_alive:
-                asker.group.answered(question, answer, self.now)
+                asker.group.answered(question, is_there, self.now)
                 asker.look()
 
         self.after(late, tell)
