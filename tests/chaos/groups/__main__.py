@@ -93,6 +93,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True, help="of the schedule")
     parser.add_argument("--faults", type=int, required=True, help="how many")
     parser.add_argument("--nodes", type=int, default=1, help="of the cluster; 1 by default")
+    parser.add_argument("--queues", choices=("quorum", "classic"), default="quorum", help="the type of the shards")
     parser.add_argument(
         "--direct", action="store_true", help="members consume the shards themselves, to show what is possible"
     )
@@ -109,10 +110,11 @@ def main() -> int:
     begun = time.monotonic()
     with private_cluster(rabbitmq, arguments.nodes) as nodes:
         who = "members of the shards themselves" if arguments.direct else "a group"
-        say(f"seed {todo.seed}, {len(todo.faults)} faults, {who}, nodes: {len(nodes)}, {rabbitmq.source}")
+        where = f"{arguments.queues} queues, nodes: {len(nodes)}, {rabbitmq.source}"
+        say(f"seed {todo.seed}, {len(todo.faults)} faults, {who}, {where}")
         say(f"set up in {time.monotonic() - begun:.0f} s; the sidecars' hot loop: {kind()}")
         say(f"notes and logs are in {folder}, and stay there unless all is green")
-        apply(nodes[0], folder)
+        apply(nodes[0], folder, arguments.queues)
         green = uvloop.run(run(todo, nodes))
         for node in nodes:
             shutil.copy(node.log, folder / f"{node.name}.log")
@@ -124,10 +126,10 @@ def main() -> int:
     return 0 if green else 1
 
 
-def apply(node: Node, folder: Path) -> None:
+def apply(node: Node, folder: Path, queues: str) -> None:
     """Make the exchange and its shards, as users do."""
     file = folder / "topology.toml"
-    file.write_text(f'[[exchange]]\nname = "{EXCHANGE}"\nshards = {len(SHARDS)}\n')
+    file.write_text(f'[[exchange]]\nname = "{EXCHANGE}"\nqueue_type = "{queues}"\nshards = {len(SHARDS)}\n')
     flags = [f"--broker-url={node.amqp_url}", f"--management-url={node.management_url}"]
     environment = os.environ | {"PYTHONPATH": str(Path(proxy.__file__).parents[1])}
     command = [COMMAND, "topology", "apply", *flags, str(file)]
