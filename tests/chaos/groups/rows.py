@@ -1,7 +1,7 @@
 """The rows of the table of a link's states that the links of a run have taken, by the debug log of its sidecars.
 
-Each row has a unit test that takes it with a session (`tests/unit/proxy/groups/consuming/test_rows.py`). A run must take
-those of a link's ordinary life; how often it has taken the others is printed.
+Each row has a unit test that takes it with a session (`tests/unit/proxy/groups/consuming/test_rows.py`). A run must
+take those of a link's ordinary life; how often it has taken the others is printed.
 """
 
 import re
