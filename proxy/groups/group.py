@@ -114,10 +114,13 @@ class Group:
             self._tell(now)
             self._soon(now)
 
-    def refused(self, member: Member, shard: str, why: str, now: float) -> bool:
-        """Note that the broker has ended a member's link, or that none could be opened; return whether that is news."""
+    def refused(self, member: Member, shard: str, why: str, now: float, *, lacked_room: bool = False) -> bool:
+        """Note that the broker has ended a member's link; return whether the reason is news.
+
+        With `lacked_room` the session has not even asked, since it has no room for one link more.
+        """
         self.changed(member, now)
-        return member.refused(shard, why, now)
+        return member.refused(shard, why, now, lacked_room=lacked_room)
 
     def missing(self, shard: str, now: float) -> None:
         """Note that the broker has no queue of that name; the next reading of the ring says whether it comes back."""

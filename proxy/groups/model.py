@@ -151,6 +151,9 @@ class Link:
             self.state, self.changed_at = state, now
         if state == LinkState.NONE:
             self.member.links.pop(self.shard, None)
+            for shard, pause in self.member.pauses.items():
+                if pause.lacked_room:
+                    self.member.pauses[shard] = pause._replace(until=now)
         if action == LinkAction.CANCEL and not self.member.no_ack:
             return LinkAction.NOTHING
         return action
@@ -167,6 +170,12 @@ class Pause(NamedTuple):
     """In seconds."""
     why: str
     """The broker's reply code and text, or why this sidecar could not ask."""
+    lacked_room: bool = False
+    """Whether the session had no room for one link more; the pause is over as soon as a link of the member ends.
+
+    Else a shard that the broker refuses could take the last channel number at each try, and another one, with pauses of
+    the same lengths, would find none each time.
+    """
 
 
 class Member:
@@ -211,12 +220,12 @@ class Member:
             found = self.redelivered[shard] = Redelivered()
         return found
 
-    def refused(self, shard: str, why: str, now: float) -> bool:
+    def refused(self, shard: str, why: str, now: float, *, lacked_room: bool = False) -> bool:
         """Note that a link to a shard was refused, so that the next try waits; return whether the reason is news."""
         before = self.pauses.get(shard)
         length = FIRST_PAUSE if before is None else min(2 * before.length, LONGEST_PAUSE)
         since = now if before is None else before.since
-        self.pauses[shard] = Pause(since, now + length, length, why)
+        self.pauses[shard] = Pause(since, now + length, length, why, lacked_room)
         return before is None or before.why != why
 
 

@@ -209,7 +209,7 @@ class RunningGroup:
             if step.act is Act.LET_GO:
                 actions.let_go(member, step.shard)
             elif why := actions.open(member, step.shard):
-                self.state.refused(member, step.shard, why, now)
+                self.state.refused(member, step.shard, why, now, lacked_room=True)
 
     def _log(self, steps: Sequence[Step]) -> None:
         """Log at debug which links were opened and let go, or how many and the first of them."""

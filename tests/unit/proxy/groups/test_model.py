@@ -62,3 +62,16 @@ def test_the_pause_after_a_refusal_doubles_and_tells_since_when() -> None:
     for _ in range(20):
         member.refused("s", "404", 30.0)
     assert member.pauses["s"].length == LONGEST_PAUSE
+
+
+def test_a_pause_for_lack_of_room_is_over_as_soon_as_a_link_ends() -> None:
+    member = Member("m", "/", "orders", 1, b"tag")
+    member.refused("full", "no channel number is free", 10.0, lacked_room=True)
+    member.refused("denied", "403", 10.0)
+    link = member.links["s"] = Link(member, "s")
+    link.enter(LinkEvent.WANT, 10.0)
+    assert {shard: pause.until for shard, pause in member.pauses.items()} == {"full": 11.0, "denied": 11.0}
+    link.enter(LinkEvent.REFUSED, 10.5)
+    assert {shard: pause.until for shard, pause in member.pauses.items()} == {"full": 10.5, "denied": 11.0}
+    # It is no news that there is no room still.
+    assert not member.refused("full", "no channel number is free", 10.6, lacked_room=True)

@@ -245,6 +245,21 @@ def test_whatever_happens_order_is_kept_and_a_balance_is_found(seed: int) -> Non
     assert disturbed(seed).faults == []
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_shard_that_is_refused_does_not_take_the_last_channel_at_each_try_of_another(seed: int) -> None:
+    """Both were tried at the same times, and the one that the broker refuses came first."""
+    world = World(seed, shards=3)
+    world.denied.add(("only", "s00"))
+    world.sidecar("S0").join("only", room=2)
+    world.run(40)
+    assert world.faults == []
+    assert world.counts() == [2]
+
+
+def test_a_seed_that_found_it() -> None:
+    assert disturbed(23365).faults == []
+
+
 @pytest.mark.parametrize("seed", [681, 2963, 3041])
 def test_the_only_member_gets_a_shard_once_the_pause_after_its_last_refusal_is_over(seed: int) -> None:
     """Pauses double up to a minute, and the broker may allow the link right after one has begun.

@@ -296,7 +296,7 @@ class Sidecar:
         if step.act is Act.LET_GO:
             session.let_go(step.shard)
         elif why := session.open(step.shard):
-            self.group.refused(session.member, step.shard, why, self.world.now)
+            self.group.refused(session.member, step.shard, why, self.world.now, lacked_room=True)
 
     def _counted(self, shard: str, count: int) -> None:
         self.group.counted(shard, min(count, 1), self.world.now)
