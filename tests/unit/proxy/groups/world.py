@@ -20,7 +20,7 @@ from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.groups.peers import Question
-from proxy.groups.timing import ACKS_EVERY
+from proxy.groups.timing import ACKS_EVERY, BEAT
 
 PRIORITY = 1
 """The x-priority of all links."""
@@ -545,12 +545,15 @@ class World:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a pause of a refused link or of a stalled member runs, or a link or a consumer is about to change."""
+        """Whether a pause of a refused link or of a stalled member runs, or a link or a consumer is about to change.
+
+        A sidecar notices with its next beat that a pause is over.
+        """
         members = [session.member for session in self.sessions]
-        pauses = any(self.now < pause.until for member in members for pause in member.pauses.values())
+        noticed = self.now - 2 * BEAT
         return (
-            pauses
-            or any(self.now < member.stalled_until for member in members)
+            any(noticed < pause.until for member in members for pause in member.pauses.values())
+            or any(noticed < member.stalled_until for member in members)
             or any(link.state != LinkState.OPEN for member in members for link in member.links.values())
             or any(consumer.is_ended for queue in self.queues.values() for consumer in queue.consumers)
         )
