@@ -8,6 +8,7 @@ from bench.contenders import Stage
 from bench.long import (
     changes,
     fleet,
+    group_fleet,
     groups,
     growth,
     in_process,
@@ -81,6 +82,7 @@ LONG: Mapping[str, Part] = {
     "journal": journal.journal,
     "changes": changes.changes,
     "fleet": fleet.fleet,
+    "group-fleet": group_fleet.group_fleet,
     "plan": plan.plan,
     "process": in_process.in_process,
     "profile": profile.profile,

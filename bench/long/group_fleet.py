@@ -25,6 +25,7 @@ from bench.long.scene import await_ring, remove
 from bench.process import cpu_seconds, memory
 from bench.tables import table
 from bench.world import World, declare, running_compiled
+from proxy.shards.defaults import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
 from testbed.readiness import DIRECT
 from testbed.sidecar import Sidecar
 
@@ -40,13 +41,14 @@ _ARGUMENTS: Final[Mapping[str, object]] = {
     "x-queue-type": "quorum",
     "x-single-active-consumer": True,
     "x-delivery-limit": -1,
+    DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS,
 }
 _RATE = 200
 """Messages a second while members come and go."""
 _IDLE, _SETTLED, _REST = 5.0, 21.0, 30.0
 """Seconds in which the broker alone is measured; from the start of a fleet until its rest is measured; and of the rest,
 which is twice the time from one reading of a sidecar's own shards to the next one."""
-_BALANCED_WITHIN, _DRAINED_WITHIN = 300.0, 60.0
+_BALANCED_WITHIN, _DRAINED_WITHIN = 600.0, 60.0
 _READ: Final = 200
 """How many shards are read from the management API to measure one reading."""
 

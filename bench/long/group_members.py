@@ -16,6 +16,7 @@ figures come from no reading (see `Readings`).
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 import time
 import uuid
@@ -100,10 +101,13 @@ class OneMember:
         self._connection: AbstractConnection | None = None
         self._channels: dict[Link, AbstractChannel] = {}
         self._opened: dict[Link, asyncio.Event] = {}
+        self._one_by_one = asyncio.Lock()
+        """Held while a channel is opened or closed: aiormq may give a number again before the broker has freed it."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _connected(self) -> AbstractConnection:
-        return await aio_pika.connect(self._url)
+        # Without heartbeats: where the machine has too much to do, the broker would give up connections that live.
+        return await aio_pika.connect(URL(self._url).update_query(heartbeat=0))
 
     async def join(self) -> None:
         """Connect, and ask to join the group."""
@@ -164,11 +168,17 @@ class OneMember:
     def _begin(self, doing: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(doing)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise SystemExit(f"a link failed: {error!r}")
 
     async def _open(self, link: Link) -> None:
         assert self._connection is not None
-        channel = self._channels[link] = await self._connection.channel(publisher_confirms=False)
+        async with self._one_by_one:
+            channel = self._channels[link] = await self._connection.channel(publisher_confirms=False)
         await channel.set_qos(PREFETCH)
         queue = await channel.get_queue(link.shard, ensure=False)
 
@@ -185,7 +195,8 @@ class OneMember:
 
     async def _close(self, link: Link) -> None:
         await self._opened.pop(link).wait()
-        await self._channels.pop(link).close()
+        async with self._one_by_one:
+            await self._channels.pop(link).close()
         self._enter(link, LinkEvent.CLOSED)
 
 
@@ -259,6 +270,7 @@ async def _run(amqp_url: str, management_url: str, exchange: str, count: int) ->
 def main() -> None:
     """What `python -m bench.long.group_members` does."""
     amqp_url, management_url, exchange, count = sys.argv[1:]
+    logging.basicConfig(level=logging.ERROR)
     uvloop.run(_run(amqp_url, management_url, exchange, int(count)))
 
 

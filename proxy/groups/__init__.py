@@ -61,12 +61,16 @@ B.
 Who is there
 ------------
 
-Each sidecar has an exclusive queue on the exchange of the group's beats, and beats at least once a second. A sidecar
-that is silent for 1.5 s is asked for: the broker says whether its queue is there. If the queue is not there twice, or
-after four seconds of silence in any case, the sidecar is gone, and so are its members. RabbitMQ ends their links by
-itself, so nothing waits for that but the decision who opens the next ones. A sidecar that does not get its own beats
-back, as in a memory alarm, is deaf: it keeps all links that it has, takes nobody for gone, and opens links only to
-shards of which the broker says that they have no consumer.
+Each sidecar has an exclusive queue on the exchange of the group's beats, and beats at least once a second. All sidecars
+hear all beats, so a fleet of more than 20 beats less often (`timing.py`). Two others watch each sidecar, those that
+come next in the order of ids. When it was silent for 1.5 s, they ask the broker whether its queue is there. If the
+queue is not there twice, the sidecar is gone, and so are its members. Those who watched it then send its farewell, a
+beat that tells of no member, in its place: so all know it at once. A sidecar that was taken for gone and lives hears
+its own farewell, and beats again. One that has left out four beats is gone in any case. RabbitMQ ends the links of a
+sidecar that is gone by itself, so nothing waits for that but the decision who opens the next ones.
+
+A sidecar that does not get its own beats back, as in a memory alarm, is deaf: it keeps all links that it has, takes
+nobody for gone, and opens links only to shards of which the broker says that they have no consumer.
 
 Where it ends
 -------------

@@ -8,6 +8,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import UNSET
+
 from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
 from proxy.groups.decide import Decision, Stance, Step, View, decide
 from proxy.groups.model import LinkState, Member
@@ -15,17 +17,21 @@ from proxy.groups.peers import News, Peers, Question
 from proxy.groups.timing import (
     BEAT,
     CALM,
+    COUNT_AFTER,
     COUNT_EVERY,
-    GONE,
     LONGEST_CALM,
     LONGEST_FULL,
     LOOK_EVERY,
     OPENED_WITHIN,
     ORPHANED,
     SOON,
+    between_news,
 )
 
-TOLD_A_SECOND: Final = 2_000
+DECIDED_A_SECOND: Final = 20_000
+"""The most members and shards that one sidecar decides on each second, which take a tenth of its time (measured)."""
+
+TOLD_A_SECOND: Final = 200
 """The most members and links that one sidecar hears of each second without news, as far as `LONGEST_FULL` allows."""
 
 _NEVER: Final = float("inf")
@@ -72,7 +78,7 @@ class Group:
         """The name of the queue by which this sidecar gets beats; empty until there is one."""
         self.local: dict[str, Member] = {}
         """The members of this sidecar, by id, also those that leave and whose links have yet to end."""
-        self.peers = Peers()
+        self.peers = Peers(sidecar)
         self.shards: dict[str, Shard] = {}
         """The shards of the ring, and those of an earlier ring whose queues are still there."""
         self.decision = Decision()
@@ -87,8 +93,12 @@ class Group:
         self._changes: float | None = None
         """When the first change of members since the last decision came; None without any."""
         self._decide_at = _NEVER
-        self._beat_at, self._is_full = now, True
-        """When the next beat is due, and whether it is a full one in any case."""
+        self._decided_at = self._told_at = float("-inf")
+        """When the last decision was made, and when the last full beat was sent."""
+        self._tell_at, self._beaten_at = now, now
+        """When news are to be told by a full beat, and when the last beat of any kind was sent."""
+        self._full_sent = self._full_back = 0
+        """The numbers of the last full beat, and of the last one that has come back."""
         self._full_at = self._look_at = self._count_at = now
         # Beats count from the time, or the others take the first ones of the exchange's next group for late ones.
         self._number = time.time_ns() // 1_000_000
@@ -171,6 +181,12 @@ class Group:
     def heard(self, beat: Beat, now: float) -> None:
         """Take a beat of any sidecar, this one included."""
         if beat.sidecar == self.sidecar:
+            if beat.members == () and self.local:
+                # Those who watch this sidecar took it for gone, as while its connection was lost.
+                self._tell(now)
+                return
+            if beat.members is not UNSET:
+                self._full_back = beat.number
             if self.peers.echoed(now):
                 self._unconsumed = frozenset()
                 for shard in self.shards.values():
@@ -195,7 +211,10 @@ class Group:
             self.peers.disconnected()
 
     def answered(self, question: Question, is_there: bool | None, now: float) -> None:
-        """Take the broker's answer whether a sidecar's queue is there; None where it does not tell."""
+        """Take the broker's answer whether a sidecar's queue is there; None where it does not tell.
+
+        The others are told of one that is gone.
+        """
         if self.peers.answered(question, is_there, now):
             self._soon(now)
 
@@ -210,20 +229,33 @@ class Group:
     @property
     def due(self) -> float:
         """When `tick` is to be called at the latest, in monotonic seconds."""
-        return min(self._decide_at, self._beat_at, self._look_at)
+        return float("-inf") if self.peers.farewells else min(self._decide_at, self._beat_at, self._look_at)
+
+    @property
+    def _beat_at(self) -> float:
+        """When the next beat is due, in monotonic seconds."""
+        return min(self._tell_at, self._beaten_at + self.peers.every)
 
     def tick(self, now: float) -> Tick:
         """Decide what is due, and return what is to be done."""
         questions, counted = self._look(now) if now >= self._look_at else ((), ())
-        steps: Sequence[Step] = ()
-        # A beat tells what has just been decided. Pauses that are over, for example, are no event of their own.
-        if now >= self._decide_at or (now >= self._beat_at and self._changes is None):
-            steps = self._decide(now)
-        beat = None
-        if now >= self._beat_at:
-            beat = self.beat(now, is_full=self._is_full or now >= self._full_at)
-            self._beat_at, self._is_full = now + BEAT, False
-        return Tick(steps, beat, questions, counted)
+        # The decision comes first, so that the beat tells of it.
+        steps = self._decide(now) if now >= self._decide_at else ()
+        return Tick(steps, self._next_beat(now), questions, counted)
+
+    def _next_beat(self, now: float) -> Beat | None:
+        """Return the beat that is due, or None."""
+        if self.peers.farewells:
+            # A beat that has not gone out yet is replaced by the next one, so this sidecar's own news come once more.
+            self._tell_at = min(self._tell_at, now + SOON)
+            return self.peers.farewells.pop()
+        if now < self._beat_at:
+            return None
+        # A full beat that has not come back was lost, with its connection or as the next one replaced it.
+        is_lost = self._full_sent > self._full_back
+        is_full = is_lost or now >= min(self._tell_at, self._full_at)
+        self._tell_at, self._beaten_at = _NEVER, now
+        return self.beat(now, is_full=is_full)
 
     def _look(self, now: float) -> tuple[list[Question], list[str]]:
         """Look for sidecars that are gone or late; return the questions about late ones, and the shards to count."""
@@ -239,7 +271,8 @@ class Group:
         return questions, counted
 
     def _decide(self, now: float) -> Sequence[Step]:
-        self._changes, self._decide_at = None, _NEVER
+        # Pauses that are over, for example, are no event of their own, so there is a decision now and then.
+        self._changes, self._decide_at, self._decided_at = None, now + BEAT, now
         members = self.members(now)
         for member in members.values():
             for name, link in member.links.items():
@@ -277,7 +310,7 @@ class Group:
 
     def _is_deaf(self, now: float) -> bool:
         """Return whether this sidecar has heard nobody for so long that it looks after the shards by itself."""
-        return now - max(self.peers.echo_at, self._started) > GONE
+        return now - max(self.peers.echo_at, self._started) > self.peers.every + COUNT_AFTER
 
     # What this sidecar tells.
 
@@ -287,7 +320,8 @@ class Group:
         if not is_full:
             return Beat(self.sidecar, self._number)
         size = self.peers.size + sum(1 + len(member.links) for member in self.local.values())
-        self._full_at = now + min(max(size / TOLD_A_SECOND, BEAT), LONGEST_FULL)
+        full_every = min(max(size / TOLD_A_SECOND, self.peers.every), LONGEST_FULL)
+        self._told_at, self._full_at, self._full_sent = now, now + full_every, self._number
         differs = any(peer.beat.ring != self._digest for peer in self.peers.all.values())
         shards = frozenset(self.present) if differs else None
         members = tuple(self._own(now))
@@ -334,14 +368,14 @@ class Group:
     # What is due.
 
     def _tell(self, now: float) -> None:
-        """Have a full beat sent in a moment."""
-        self._is_full = True
-        self._beat_at = min(self._beat_at, now + SOON)
+        """Have a full beat sent in a moment, or in a large fleet a while after the last one."""
+        self._tell_at = min(self._tell_at, max(now + SOON, self._told_at + between_news(1 + len(self.peers.all))))
 
     def _soon(self, now: float) -> None:
-        """Have a decision made at once, unless it waits for a calm."""
+        """Have a decision made at once, or in a large group a while after the last one, unless it waits for a calm."""
         if self._changes is None:
-            self._decide_at = now
+            size = len(self.shards) + len(self.local) + sum(len(peer.members) for peer in self.peers.all.values())
+            self._decide_at = min(self._decide_at, max(now, self._decided_at + size / DECIDED_A_SECOND))
 
     def _calm(self, now: float) -> None:
         """Have a decision made once no further member comes or goes for a moment."""

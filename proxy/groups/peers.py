@@ -11,10 +11,13 @@ from typing import Final, NamedTuple
 from msgspec import UNSET
 
 from proxy.groups.beats import Beat, MemberBeat
-from proxy.groups.timing import ASK_AGAIN, DEAF, GONE, LATE
+from proxy.groups.timing import ASK_AGAIN, BEAT, BEATS_UNTIL_GONE, DEAF, LATE, between_beats
 
 OTHER_VERSION: Final = 60.0
 """Seconds after a beat of another version for which its sender counts as there."""
+
+WATCHED: Final = 2
+"""How many other sidecars each one watches, and so how many watch each."""
 
 MOST_PEERS: Final = 1_000
 """The most other sidecars that are known of one group."""
@@ -64,34 +67,53 @@ class Peer:
     """When its last beat came."""
     members: Mapping[str, MemberBeat]
     """The members that it told of, by id, but for those that another sidecar had already."""
+    every: float
+    """The seconds until its next beat, by the size of the fleet when the last one came."""
     asked_at: float = 0.0
     """When the broker was last asked for its queue; 0 for never since its last beat."""
+    there_at: float = 0.0
+    """When the broker last answered that the queue is there; 0 for never."""
     absent_at: float = 0.0
     """When the broker first answered that the queue is not there, since the last beat; 0 for never."""
 
-    def is_heard(self, now: float) -> None:
-        """Note a sign of life."""
-        self.heard_at, self.asked_at, self.absent_at = now, 0.0, 0.0
+    def is_heard(self, now: float, every: float) -> None:
+        """Note a sign of life; the next one is due in so many seconds."""
+        self.heard_at, self.every, self.asked_at, self.absent_at = now, every, 0.0, 0.0
+
+    def is_late(self, now: float) -> bool:
+        """Return whether the broker is to be asked for its queue."""
+        sign = max(self.heard_at, self.there_at)
+        return now - sign > LATE and now - self.asked_at >= ASK_AGAIN and bool(self.beat.queue)
 
 
 class Peers:
     """The other sidecars of one group."""
 
-    def __init__(self) -> None:
-        """No other sidecar is known."""
+    def __init__(self, own: str) -> None:
+        """Take the id of this process."""
+        self._own = own
         self.all: dict[str, Peer] = {}
         """The other sidecars, by id."""
         self.lost = 0
         """How many beats of other sidecars were lost, by the gaps in their numbers."""
         self.echo_at = float("-inf")
         """When a beat of this sidecar last came back."""
+        self._echo_every = BEAT
+        """The seconds until the next one, by the size of the fleet at that time."""
         self.size = 0
         """How many members, links, refusals and shards their last full beats tell of."""
+        self.farewells: list[Beat] = []
+        """The last beats of sidecars that are gone, which cannot send them any more, to be sent in their place."""
         self._others: dict[str, float] = {}
+
+    @property
+    def every(self) -> float:
+        """The seconds from one sign of life of a sidecar to the next, as far as this one knows the fleet."""
+        return between_beats(1 + len(self.all))
 
     def hears(self, now: float) -> bool:
         """Return whether this sidecar gets its own beats back, and so those of others."""
-        return now - self.echo_at <= DEAF
+        return now - self.echo_at <= max(self._echo_every, self.every) + DEAF
 
     def disconnected(self) -> None:
         """Note that the connection is lost: no sidecar is heard until a beat of this one comes back again."""
@@ -103,10 +125,10 @@ class Peers:
         The others then have time to beat again before they count as late.
         """
         hears_again = not self.hears(now)
-        self.echo_at = now
+        self.echo_at, self._echo_every = now, self.every
         if hears_again:
             for peer in self.all.values():
-                peer.is_heard(now)
+                peer.is_heard(now, self.every)
         return hears_again
 
     def heard(self, beat: Beat, taken: Mapping[str, object], now: float) -> Heard:
@@ -116,12 +138,12 @@ class Peers:
             # Without a full beat nothing is known of it, and with one that tells of no member it has left.
             if not beat.told or len(self.all) >= MOST_PEERS or self.size + beat.size > MOST_TOLD:
                 return Heard()
-            peer = self.all[beat.sidecar] = Peer(Beat(beat.sidecar, 0), beat.number - 1, now, {})
+            peer = self.all[beat.sidecar] = Peer(Beat(beat.sidecar, 0), beat.number - 1, now, {}, self.every)
         elif beat.number <= peer.number:
             return Heard()
         self.lost += beat.number - peer.number - 1
         peer.number = beat.number
-        peer.is_heard(now)
+        peer.is_heard(now, self.every)
         size = self.size - peer.beat.size + beat.size
         if beat.members is UNSET or size > MOST_TOLD:
             return Heard()
@@ -147,6 +169,16 @@ class Peers:
 
     # Which of them are gone.
 
+    @property
+    def watched(self) -> set[str]:
+        """The sidecars that this one watches: those before it in the order of ids, which is a circle.
+
+        Each sidecar is so watched by the next two, who tell the others once it is gone.
+        """
+        circle = sorted([*self.all, self._own])
+        at = circle.index(self._own)
+        return {circle[(at - back) % len(circle)] for back in range(1, 1 + WATCHED)} - {self._own}
+
     def expire(self, now: float) -> tuple[list[str], list[Question]]:
         """Forget the sidecars that are gone; return them, and the questions for the queues of those that are late.
 
@@ -154,12 +186,18 @@ class Peers:
         """
         if not self.hears(now):
             return [], []
-        gone = [sidecar for sidecar, peer in self.all.items() if now - peer.heard_at > GONE]
+        every = self.every
+        gone = [
+            sidecar
+            for sidecar, peer in self.all.items()
+            if now - peer.heard_at > BEATS_UNTIL_GONE * max(peer.every, every)
+        ]
         for sidecar in gone:
             self.remove(sidecar)
         late: list[Question] = []
-        for sidecar, peer in self.all.items():
-            if now - peer.heard_at > LATE and now - peer.asked_at >= ASK_AGAIN and peer.beat.queue:
+        for sidecar in self.watched:
+            peer = self.all[sidecar]
+            if peer.is_late(now):
                 peer.asked_at = now
                 late.append(Question(sidecar, peer.beat.queue))
         return gone, late
@@ -174,11 +212,12 @@ class Peers:
         if peer is None or not peer.asked_at or peer.beat.queue != question.queue or is_there is None:
             return False
         if is_there:
-            peer.absent_at = 0.0
+            peer.there_at, peer.absent_at = now, 0.0
             return False
         if not peer.absent_at:
             peer.absent_at = now
         elif now - peer.absent_at >= ASK_AGAIN / 2:
+            self.farewells.append(Beat(question.sidecar, peer.number + 1, members=()))
             self.remove(question.sidecar)
             return True
         return False

@@ -18,6 +18,12 @@ All of a sidecar's waits stand here, so that one look shows which of them must b
 
 A late sign of life must be noticed before the sidecar counts as gone, and a deaf sidecar must notice that it is deaf
 before it takes the others for gone: 1.5 and 2 beats are both less than 4.
+
+Every sidecar hears every other one, so the messages of a fleet grow with its square: 200 sidecars that beat each second
+would have the broker deliver 40,000 beats a second. So one of more than 20 sidecars beats less often (`between_beats`),
+and counts as deaf or gone later. If it is killed, that is found as fast as in a small fleet all the same: two others
+watch each sidecar, ask for its queue whenever it was silent for 1.5 s, and tell all once it is gone. The number of
+these questions grows with the fleet, and not with its square.
 """
 
 from typing import Final
@@ -32,10 +38,17 @@ LONGEST_CALM: Final = 2.0
 """From the first of such changes until the decision, though there are always further ones."""
 
 BEAT: Final = 1.0
-"""From one sign of life of a sidecar to the next."""
+"""From one sign of life of a sidecar to the next, in a fleet of up to `HEARD_A_SECOND`."""
+
+HEARD_A_SECOND: Final = 20
+"""The most signs of life that one sidecar hears each second."""
+
+NEWS_A_SECOND: Final = 200
+"""The most beats with news that one sidecar hears each second, while many sidecars come or go."""
 
 LATE: Final = 1.5 * BEAT
-"""From a sidecar's last sign of life until the broker is asked whether the sidecar's queue is there."""
+"""From a sidecar's last sign of life, or from the broker's answer that its queue is there, until those who watch it ask
+for its queue."""
 
 ASK_AGAIN: Final = 0.5 * BEAT
 """From one question about a sidecar's queue to the next; two answers that it is not there make the sidecar gone."""
@@ -43,12 +56,15 @@ ASK_AGAIN: Final = 0.5 * BEAT
 ORPHANED: Final = 2 * BEAT
 """From the last word of an open link to a shard until any sidecar opens one, whoever should."""
 
-DEAF: Final = 2 * BEAT
-"""From the last beat of its own that came back until a sidecar counts as deaf: it then keeps all that it has."""
+DEAF: Final = BEAT
+"""From the time at which the next beat of its own was due to come back until a sidecar counts as deaf: it then keeps
+all that it has."""
 
-GONE: Final = 4 * BEAT
-"""From a sidecar's last sign of life until it counts as gone, whatever the broker says of its queue; also the time
-after which a deaf sidecar looks for shards that nobody consumes."""
+COUNT_AFTER: Final = 3 * BEAT
+"""From that time until a deaf sidecar looks for shards that nobody consumes."""
+
+BEATS_UNTIL_GONE: Final = 4
+"""The number of beats that a sidecar has left out when it counts as gone, whatever the broker says of its queue."""
 
 COUNT_EVERY: Final = 2 * BEAT
 """From one question of a deaf sidecar how many consumers the shards have to the next."""
@@ -74,3 +90,13 @@ LONGEST_FULL: Final = 15.0
 
 TIMEOUT_ABOVE: Final = 60.0
 """By how much the broker's consumer timeout of a link is above the setting `groups_ack_timeout`: the last net."""
+
+
+def between_beats(sidecars: int) -> float:
+    """Return the seconds from one sign of life of a sidecar to the next, in a fleet of so many."""
+    return max(BEAT, BEAT * sidecars / HEARD_A_SECOND)
+
+
+def between_news(sidecars: int) -> float:
+    """Return the least seconds from one full beat of a sidecar to the next, in a fleet of so many."""
+    return max(SOON, sidecars / NEWS_A_SECOND)

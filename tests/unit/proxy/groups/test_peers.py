@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from proxy.groups import peers as peers_module
 from proxy.groups.beats import Beat, LinkBeat, MemberBeat
 from proxy.groups.peers import MOST_PEERS, OTHER_VERSION, Heard, News, Peers, Question
-from proxy.groups.timing import ASK_AGAIN, DEAF, GONE, LATE
+from proxy.groups.timing import ASK_AGAIN, BEAT, BEATS_UNTIL_GONE, DEAF, HEARD_A_SECOND, LATE
 
 NOW = 100.0
+GONE = BEATS_UNTIL_GONE * BEAT
 OPEN = LinkBeat(2, 1.0, 0, True, "")
 
 
@@ -18,7 +19,7 @@ def beat(sidecar: str, number: int, *members: str, queue: str = "q", **more: obj
 
 
 def peers(now: float = NOW) -> Peers:
-    made = Peers()
+    made = Peers("own")
     made.echoed(now)
     return made
 
@@ -180,7 +181,7 @@ def test_a_sign_of_life_is_enough() -> None:
 def test_nobody_is_late_or_gone_while_nobody_is_heard_and_all_have_time_again_after_it() -> None:
     made = peers()
     hear(made, beat("a", 1, "m"))
-    later = NOW + DEAF + 10
+    later = NOW + BEAT + DEAF + 10
     assert not made.hears(later)
     assert made.expire(later) == ([], [])
     assert made.echoed(later)
@@ -188,6 +189,101 @@ def test_nobody_is_late_or_gone_while_nobody_is_heard_and_all_have_time_again_af
     assert not made.echoed(later + 1)
     made.disconnected()
     assert not made.hears(later + 1)
+
+
+# Large fleets.
+
+
+def fleet(size: int) -> Peers:
+    """Return the others of a fleet of so many, of which this sidecar is the last by its id."""
+    made = peers()
+    for beats in (1, 2):
+        for number in range(size - 1):
+            hear(made, beat(f"a{number:03}", beats, f"m{number}"))
+    made.echoed(NOW)
+    return made
+
+
+def asked_for(made: Peers, now: float) -> list[str]:
+    """Return the sidecars that the broker is to be asked for, while none counts as gone by itself."""
+    gone, late = made.expire(now)
+    assert gone == []
+    return sorted(question.sidecar for question in late)
+
+
+@pytest.mark.parametrize(("size", "every"), [(1, 1.0), (20, 1.0), (50, 2.5), (200, 10.0)])
+def test_in_a_large_fleet_each_beats_less_often(size: int, every: float) -> None:
+    """So that none hears more than `HEARD_A_SECOND` of them."""
+    made = fleet(size)
+    assert made.every == every
+    assert size / every <= HEARD_A_SECOND
+
+
+def test_two_are_watched_and_asked_for_as_soon_as_in_a_small_fleet() -> None:
+    made = fleet(200)
+    watched = ["a197", "a198"]
+    assert made.watched == {*watched}
+    assert made.expire(NOW + LATE) == ([], [])
+    asked = NOW + LATE + 0.1
+    assert asked_for(made, asked) == watched
+    # As long as the broker says that the queue is there, it is asked no more often than that.
+    assert not made.answered(Question("a197", "q"), is_there=True, now=asked)
+    assert not made.answered(Question("a198", "q"), is_there=False, now=asked)
+    assert made.expire(asked + ASK_AGAIN) == ([], [Question("a198", "q")])
+    assert made.answered(Question("a198", "q"), is_there=False, now=asked + ASK_AGAIN)
+    # The next one is watched now, which has not been heard for as long.
+    assert asked_for(made, asked + ASK_AGAIN) == ["a196"]
+    assert asked_for(made, asked + LATE + 0.1) == ["a196", "a197"]
+
+
+def test_each_sidecar_is_watched_by_two_others() -> None:
+    names = [f"a{number}" for number in range(7)]
+    watched = []
+    for own in names:
+        made = Peers(own)
+        for number, name in enumerate(names):
+            if name != own:
+                hear(made, beat(name, 1, f"m{number}"))
+        watched += sorted(made.watched)
+    assert sorted(watched) == sorted(names * 2)
+    assert Peers("alone").watched == set()
+
+
+def test_the_farewell_of_one_that_is_gone_has_it_removed_unless_it_has_beaten_since() -> None:
+    made, other, third = peers(), peers(), peers()
+    for each in (made, other, third):
+        hear(each, beat("a", 5, "m"))
+    hear(third, Beat("a", 6))
+    asked = NOW + LATE + 0.1
+    for now in (asked, asked + ASK_AGAIN):
+        made.echoed(now)
+        assert asked_for(made, now) == ["a"]
+        made.answered(Question("a", "q"), is_there=False, now=now)
+    (farewell,) = made.farewells
+    assert hear(other, farewell).news is News.MEMBERS
+    assert hear(third, farewell) == Heard()
+    assert [[*each.all] for each in (other, third)] == [[], ["a"]]
+    # If it lives, its next full beat makes it known again, though it has the same number.
+    assert hear(other, beat("a", 6, "m")) == Heard(News.MEMBERS, is_new=True)
+
+
+def test_nobody_is_deaf_or_gone_as_a_fleet_shrinks_or_grows() -> None:
+    """The others have beaten when the fleet was as large as it was then."""
+    made = fleet(200)
+    for number in range(190):
+        made.remove(f"a{number:03}")
+    assert made.every == BEAT
+    assert made.hears(NOW + 9.0)
+    assert made.expire(NOW + 9.0)[0] == []
+    silent(made, NOW + 40.1)
+    assert made.expire(NOW + 40.0)[0] == []
+    assert len(made.expire(NOW + 40.1)[0]) == 9
+    grown = peers()
+    hear(grown, beat("old", 1, "m"))
+    for number in range(199):
+        hear(grown, beat(f"a{number:03}", 1, f"m{number}"), NOW + 2.0)
+    assert grown.hears(NOW + 9.0)
+    assert grown.expire(NOW + 9.0)[0] == []
 
 
 # What others may make up.

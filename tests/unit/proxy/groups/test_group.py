@@ -1,0 +1,144 @@
+"""When one sidecar tells what, and when it decides: without the others, whose beats the tests make."""
+
+from msgspec import UNSET
+
+from proxy.groups.beats import Beat, MemberBeat
+from proxy.groups.group import DECIDED_A_SECOND, Group, Tick
+from proxy.groups.model import Member
+from proxy.groups.peers import Question
+from proxy.groups.timing import ASK_AGAIN, BEAT, CALM, LATE, SOON, between_news
+
+NOW = 100.0
+
+
+def group(shards: int = 2) -> Group:
+    """Return a group with one member, whose first full beat has come back."""
+    made = Group("own", "host", NOW)
+    made.connected("queue of own", NOW)
+    made.follow([f"s{number}" for number in range(shards)], NOW, NOW)
+    made.joined(Member("m", "/", "orders", 1, b"tag"), NOW)
+    beat = made.tick(NOW + SOON).beat
+    assert beat is not None
+    assert beat.members
+    made.heard(beat, NOW + SOON)
+    return made
+
+
+def other(sidecar: str, number: int = 1, refused: int = 0) -> Beat:
+    """Return a full beat of another sidecar, with a member that may not have so many shards."""
+    shards = frozenset(f"none{number}" for number in range(refused))
+    member = MemberBeat(f"m of {sidecar}", "", 0.0, refused=shards)
+    return Beat(sidecar, number, "host", f"queue of {sidecar}", "ring", None, (member,))
+
+
+def ticks(made: Group, since: float, until: float) -> list[tuple[float, Tick]]:
+    """Return all that is due in a time, in which no beat comes back."""
+    found, now = [], since
+    while now <= until:
+        found.append((now, made.tick(now)))
+        now = max(made.due, now + 0.005)
+    return found
+
+
+def beats(made: Group, since: float, until: float) -> list[tuple[float, Beat]]:
+    return [(now, tick.beat) for now, tick in ticks(made, since, until) if tick.beat is not None]
+
+
+def test_a_full_beat_is_sent_again_until_it_has_come_back() -> None:
+    """The connection may be lost, or the broker takes a beat only once the next one has replaced it."""
+    made = group()
+    made.heard(other("a", refused=1_000), NOW + SOON)
+    sent = [beat for _, beat in beats(made, NOW + SOON, NOW + 3.5)]
+    assert len(sent) == 4
+    assert all(beat.members for beat in sent)
+    made.heard(sent[-1], NOW + 3.5)
+    # One that hears again tells all.
+    ((_, again),) = beats(made, NOW + 3.5, NOW + 4.0)
+    assert again.members
+    made.heard(again, NOW + 4.0)
+    ((_, sign),) = beats(made, NOW + 4.0, NOW + 4.0 + BEAT)
+    assert sign.members is UNSET
+
+
+def test_in_a_large_fleet_a_first_news_is_told_at_once_and_the_next_a_while_later() -> None:
+    """Else 200 that start together would each have all others tell all."""
+    made = group()
+    now = NOW + 5.0
+    made.tick(now)
+    for number in range(99):
+        made.heard(other(f"a{number}"), now)
+    told = [at for at, _ in beats(made, now, now + 0.1)]
+    assert told == [now + SOON]
+    for number in range(10):
+        made.heard(other(f"b{number}"), now + 0.1)
+    told = [at for at, _ in beats(made, now + 0.1, now + 2.0)]
+    assert len(told) == 1
+    assert abs(told[0] - (now + SOON + between_news(101))) < 0.01
+
+
+def test_of_one_that_is_gone_those_who_watch_it_tell_all() -> None:
+    made = group()
+    made.heard(other("a", 7), NOW + SOON)
+    question = Question("a", "queue of a")
+    for back in range(2):
+        made.heard(Beat("own", 10**15 + back), NOW + 1.5)
+    asked = NOW + SOON + LATE + 0.1
+    assert made.tick(asked).questions == [question]
+    made.answered(question, is_there=False, now=asked)
+    assert not any(beat.sidecar == "a" for _, beat in beats(made, asked, asked + ASK_AGAIN - 0.01))
+    assert made.tick(asked + ASK_AGAIN + 0.25).questions == [question]
+    made.answered(question, is_there=False, now=asked + ASK_AGAIN + 0.26)
+    assert made.due < asked
+    (_, first), (_, second) = beats(made, asked + ASK_AGAIN + 0.26, asked + ASK_AGAIN + 0.4)
+    assert (first.sidecar, first.number, first.members) == ("a", 8, ())
+    # A beat may replace one that has not gone out, so its own news follow in any case.
+    assert second.sidecar == "own"
+    assert second.members
+    assert made.peers.all == {}
+
+
+def test_one_that_is_taken_for_gone_tells_that_it_is_there() -> None:
+    made = group()
+    now = NOW + 5.0
+    made.tick(now)
+    before = made.peers.echo_at
+    made.heard(Beat("own", 10**15, members=()), now)
+    assert made.peers.echo_at == before
+    (at, beat), *_ = beats(made, now, now + 0.1)
+    assert at <= now + SOON
+    assert beat.members
+
+
+def test_a_sidecar_that_leaves_does_not_contradict_its_own_farewell() -> None:
+    made = group()
+    last = made.last_beat(NOW + 1.0)
+    assert last.members == ()
+    made.heard(last, NOW + 1.0)
+    assert made.is_over
+
+
+def test_decisions_of_a_large_group_are_made_together() -> None:
+    made = group(shards=1_000)
+    now = NOW + SOON + CALM
+    made.tick(now)
+    gap = 1_001 / DECIDED_A_SECOND
+    (member,) = made.local.values()
+    decided = []
+    for step in range(20):
+        made.changed(member, now + step * 0.005)
+        before = made.decision
+        made.tick(now + step * 0.005)
+        if made.decision is not before:
+            decided.append(step * 0.005)
+    assert 1 <= len(decided) <= 0.1 / gap + 1
+
+
+def test_without_any_event_there_is_a_decision_now_and_then() -> None:
+    """The pause of a refused link ends without one."""
+    made = group()
+    (member,) = made.local.values()
+    now = NOW + SOON + CALM
+    made.tick(now)
+    made.refused(member, "s0", "403", now)
+    steps = [(at, step) for at, tick in ticks(made, now, now + 3.0) for step in tick.steps]
+    assert any(step.shard == "s0" and at > now + 1.0 for at, step in steps)
