@@ -49,6 +49,8 @@ _IDLE, _SETTLED, _REST = 5.0, 21.0, 30.0
 """Seconds in which the broker alone is measured; from the start of a fleet until its rest is measured; and of the rest,
 which is twice the time from one reading of a sidecar's own shards to the next one."""
 _BALANCED_WITHIN, _DRAINED_WITHIN = 600.0, 60.0
+_TELL_EVERY: Final = 10.0
+"""Seconds after which what a fleet looks like is printed, while it is not balanced."""
 _READ: Final = 200
 """How many shards are read from the management API to measure one reading."""
 
@@ -328,6 +330,7 @@ class Fleet:
 
     def _balanced(self, begun: float) -> float:
         """Return when the last link has changed, once all shards are spread evenly."""
+        told = begun
         while True:
             states = self._states()
             looked = time.monotonic()
@@ -340,6 +343,10 @@ class Fleet:
                 held = self.client.held
                 if held in even and held + len(every) == len(self._shards):
                     return max([begun, *(float(each["changed"]) for each in states)])
+            if looked - told > _TELL_EVERY:
+                told = looked
+                counts = sorted(len(its) for its in found), sum(each["moving"] for each in states), self.client.held
+                print(f"{self._exchange}: after {looked - begun:.0f} s: {counts}", file=sys.stderr, flush=True)
             if looked - begun > _BALANCED_WITHIN:
                 raise BenchError(f"{self._exchange}: not balanced within {_BALANCED_WITHIN:g} s")
             time.sleep(0.2)

@@ -1,7 +1,13 @@
 """Sends and receives the beats of groups through the broker, and asks it for queues.
 
-There is one connection for the beats of each virtual host with members, and another one for questions, opened when the
-first is asked. An alarm of the broker stops connections that publish, and the second one never does.
+A group has two durable exchanges: a fanout for beats, to which each sidecar binds its exclusive queue, and a direct
+one, to which it binds the same queue by its name. A question whether a sidecar's queue is there is a mandatory message
+to that name, which comes back if it is not. A passive declaration would cost the broker more: of the queue of another
+connection it is an error, which closes the channel and stands in the broker's log.
+
+There is one connection for the beats of each virtual host with members, and for these questions. Another one counts
+consumers, opened when the first are to be counted. An alarm of the broker stops connections that publish, and the
+second one never does.
 """
 
 import asyncio
@@ -15,7 +21,7 @@ from typing import Any, Final
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
-from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
+from aiormq.exceptions import PublishError
 
 from proxy.groups.beats import MAX_BYTES
 from proxy.groups.timing import ANSWERED_WITHIN
@@ -35,6 +41,9 @@ TRY: Final = 5.0
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 8.0
 """Seconds until the next try after a failed one: the first pause, which doubles up to the longest one."""
+
+ASKED_SUFFIX: Final = ".asked"
+"""What the name of a group's second exchange adds to the first one's."""
 
 NO_ECHO: Final = 20.0
 """Seconds after which a channel is replaced if this sidecar's own beats do not come back over it."""
@@ -113,6 +122,10 @@ class Room:
         name = f"{self._name}.{secrets.token_hex(8)}"
         queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, arguments=_ARGUMENTS)
         await queue.bind(exchange)
+        asked = await channel.declare_exchange(
+            f"{self._name}{ASKED_SUFFIX}", aio_pika.ExchangeType.DIRECT, durable=True
+        )
+        await queue.bind(asked, name)
         await queue.consume(self._received, no_ack=True)
         return exchange, name
 
@@ -159,18 +172,25 @@ class Line:
     def __init__(self, vhost: str, connect: Connect) -> None:
         """Take how to connect to the virtual host."""
         self.vhost = vhost
-        self.beats, self._questions = Connection(connect), Connection(connect)
+        self.beats, self._counts = Connection(connect), Connection(connect)
+        self._questions: AbstractChannel | None = None
+        """The channel for questions, on the connection for beats; None where there is none yet."""
+        self._opening = asyncio.Lock()
         self.rooms = 0
         """How many groups of the virtual host there are."""
 
     async def is_there(self, queue: str) -> bool | None:
-        """Return whether a queue is there, by a passive declaration; None where the broker does not tell."""
+        """Return whether a sidecar's queue is there, by its name; None where the broker does not tell."""
         try:
-            await self._declared(queue)
-        except ChannelNotFoundEntity:
+            async with asyncio.timeout(ANSWERED_WITHIN):
+                async with self._opening:
+                    if self._questions is None or self._questions.is_closed:
+                        self._questions = await self.beats.channel(is_confirmed=True)
+                    channel = self._questions
+                asked = await channel.get_exchange(f"{queue.rpartition('.')[0]}{ASKED_SUFFIX}", ensure=False)
+                await asked.publish(aio_pika.Message(b""), queue, mandatory=True)
+        except PublishError:
             return False
-        except ChannelLockedResource:
-            return True  # another connection's own queue
         except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
             return None
         return True
@@ -192,18 +212,18 @@ class Line:
         channel: AbstractChannel | None = None
         try:
             async with asyncio.timeout(ANSWERED_WITHIN):
-                channel = await self._questions.channel()
+                channel = await self._counts.channel()
                 found = await channel.declare_queue(queue, passive=True)
                 return found.declaration_result.consumer_count or 0
         except TimeoutError:
-            await self._questions.drop()
+            await self._counts.drop()
             raise
         finally:
             await _closed(channel)
 
     async def aclose(self) -> None:
         """Close both connections."""
-        await asyncio.gather(self.beats.drop(), self._questions.drop())
+        await asyncio.gather(self.beats.drop(), self._counts.drop())
 
 
 class Connection:
@@ -220,16 +240,19 @@ class Connection:
         """Whether the connection is open, as far as this process knows."""
         return self._connection is not None and self._connection.connected.is_set()
 
-    async def channel(self) -> AbstractChannel:
-        """Return a new channel, on a new connection if there is none. Raises OSError or an AMQP error."""
+    async def channel(self, *, is_confirmed: bool = False) -> AbstractChannel:
+        """Return a new channel, on a new connection if there is none. Raises OSError or an AMQP error.
+
+        With `is_confirmed` a publish waits for the broker's confirm, and a message that comes back is an error.
+        """
         async with self._lock:
             if not self.is_up:
                 await self.drop()
                 self._connection = await self._connect()
             assert self._connection is not None
             connection = self._connection
-        # A channel without confirms: the next beat is worth more than to know that the last one came.
-        return await connection.channel(publisher_confirms=False)
+        # Beats go without confirms: the next one is worth more than to know that the last one came.
+        return await connection.channel(publisher_confirms=is_confirmed, on_return_raises=is_confirmed)
 
     async def drop(self) -> None:
         """Close the connection, which ends all of its channels."""

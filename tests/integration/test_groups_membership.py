@@ -15,6 +15,7 @@ import pytest
 from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
 
 from proxy.commands.group import show
+from proxy.groups.membership import Membership
 from testbed.broker import Broker
 from testbed.node import Node as RabbitNode
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
@@ -164,8 +165,35 @@ async def test_the_exchange_of_the_beats_stays_when_the_group_ends(broker: Broke
         await a.join()
         await asyncio.to_thread(wait_until, "the sidecar's queue", bound)
     await asyncio.to_thread(wait_until, "no queue of a sidecar", lambda: not bound())
-    shown = vhost.api.ask("GET", "exchanges", vhost.name, "orders.group")
-    assert (shown["type"], shown["durable"], shown["auto_delete"]) == ("fanout", True, False)
+    for exchange, kind in (("orders.group", "fanout"), ("orders.group.asked", "direct")):
+        shown = vhost.api.ask("GET", "exchanges", vhost.name, exchange)
+        assert (shown["type"], shown["durable"], shown["auto_delete"]) == (kind, True, False)
+
+
+async def test_a_question_tells_whether_the_queue_of_a_sidecar_is_there(broker: Broker, vhost: VirtualHost) -> None:
+    """Also while the asker's own connection has no other channel, and again after that connection was lost."""
+    heard: list[bytes] = []
+    queues: list[str] = []
+
+    def hear(body: bytes) -> bool:
+        heard.append(body)
+        return False
+
+    asked, asking = (Membership(lambda name: lambda: connect(broker, name)) for _ in range(2))
+    room = asked.enter(vhost.name, "orders", hear, queues.append)
+    line = asking.enter(vhost.name, "orders", hear, lambda queue: None).line
+    await until("the queue", lambda: queues[-1] if queues else "")
+    queue = queues[-1]
+    assert await line.is_there(queue) is True
+    assert await asyncio.gather(*(line.is_there(queue) for _ in range(3))) == [True] * 3
+    assert await line.is_there("orders.group.none") is False
+    assert await line.is_there("nothing.group.none") is None
+    await line.beats.drop()
+    assert await line.is_there(queue) is True
+    await asked.leave(room, b"farewell")
+    assert await line.is_there(queue) is False
+    assert set(heard) <= {b"farewell"}
+    await line.aclose()
 
 
 class Consumers:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from proxy.groups.beats import Beat, encode
-from proxy.groups.group import Question
+from proxy.groups.peers import Question
 from tests.unit.proxy.groups.world import Consumer, Sidecar, World
 
 DELIVERED_A_SECOND: Final = 50_000
