@@ -47,6 +47,8 @@ class Sender:
 
     def _heard(self, body: bytes) -> bool:
         self.heard += 1
+        if not body:  # a farewell
+            return False
         beat = decode(body)
         is_own = beat.sidecar == self.name
         if not is_own:

@@ -12,7 +12,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NamedTuple, Self
+from typing import IO, Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import pika
@@ -51,6 +51,10 @@ which is twice the time from one reading of a sidecar's own shards to the next o
 _BALANCED_WITHIN, _DRAINED_WITHIN = 600.0, 60.0
 _TELL_EVERY: Final = 10.0
 """Seconds after which what a fleet looks like is printed, while it is not balanced."""
+COSTS: Final = 10, 50
+"""The fleets whose beats and questions are measured by themselves."""
+_BEATS: Final = 10.0
+"""For how many seconds beats are sent."""
 _READ: Final = 200
 """How many shards are read from the management API to measure one reading."""
 
@@ -410,9 +414,9 @@ def group_fleet(world: World) -> str:
     """Measure fleets of several sizes, and a group of a thousand shards; return the section."""
     with running_compiled(world.node, {"groups": "bench.fleet*"}) as sidecar:
         found = [_fleet(world, sidecar, *each) for each in chosen()]
-    reading = _reading(world)
+    costs = _costs(world)
     real = _thousand(world) if not os.environ.get("FLEETS") else ""
-    return "\n\n".join(part for part in (markdown(found), reading, real) if part)
+    return "\n\n".join(part for part in (markdown(found), costs, real) if part)
 
 
 def chosen() -> Sequence[tuple[int, int]]:
@@ -503,16 +507,38 @@ def markdown(found: Sequence[Found]) -> str:
     return f"{table(heads, rows)}\n\n{note}\n\n{table(of_phases, phases)}\n\n{told}"
 
 
-def _reading(world: World) -> str:
-    """Measure one reading of a shard from the management API; return the sentence on it."""
+def _costs(world: World) -> str:
+    """Measure what one beat, one question and one reading cost; return the table."""
+    rows = []
+    for sidecars in COSTS:
+        command = [sys.executable, "-m", "bench.long.group_beats", world.node.amqp_url, f"{sidecars}", f"{_BEATS:g}"]
+        idle = Idle.of(world)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            for what in ("a beat that one sidecar gets", "a question whether a sidecar's queue is there"):
+                _line(process.stdout, "begin")
+                before, begun = cpu_seconds(world.node.pid), time.monotonic()
+                _, count, own = _line(process.stdout, "end")
+                spent = cpu_seconds(world.node.pid) - before - idle.cpu * (time.monotonic() - begun)
+                each = (f"{seconds / int(count) * 1e6:,.0f}" for seconds in (spent, float(own)))
+                rows.append([what, f"{sidecars}", *each])
+                print(rows[-1], file=sys.stderr, flush=True)
     with _declared(world, _READ) as (_, names):
         idle = Idle.of(world)
         before, begun = cpu_seconds(world.node.pid), time.monotonic()
         for name in names:
             _get(world, f"/api/queues/%2F/{name}?columns=type,arguments,effective_policy_definition,consumer_details")
-        took = time.monotonic() - begun
-        each = (cpu_seconds(world.node.pid) - before - idle.cpu * took) / len(names)
-    return f"One reading of a shard takes the broker {each * 1e3:.2f} ms of CPU."
+        spent = cpu_seconds(world.node.pid) - before - idle.cpu * (time.monotonic() - begun)
+    rows.append(["a reading of a shard from the management API", "", f"{spent / len(names) * 1e6:,.0f}", ""])
+    return table(["", "sidecars", "broker CPU, µs", "sidecar CPU, µs"], rows)
+
+
+def _line(output: IO[str], word: str) -> list[str]:
+    """Return the words of the next line, which must begin with this one."""
+    words = output.readline().split()
+    if words[:1] != [word]:
+        raise BenchError(f"the senders of beats failed (see above): {words}")
+    return words
 
 
 def _thousand(world: World) -> str:

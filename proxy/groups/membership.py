@@ -46,7 +46,7 @@ ASKED_SUFFIX: Final = ".asked"
 """What the name of a group's second exchange adds to the first one's."""
 
 NO_ECHO: Final = 20.0
-"""Seconds after which a channel is replaced if this sidecar's own beats do not come back over it."""
+"""Seconds after a beat of this sidecar after which its channel is replaced if none has come back over it."""
 
 _FAREWELL: Final = 0.5
 """Seconds that the broker has to take the last beat, and to close a channel or a connection."""
@@ -75,7 +75,8 @@ class Room:
         """Why no beats are sent or received; empty while they are."""
         self._next: bytes | None = None
         self._wake = asyncio.Event()
-        self._echo_at = 0.0
+        self._sent_at = 0.0
+        """When the first beat was sent since the last one came back, in monotonic seconds; 0 where all came back."""
         self._is_closing = False
         self._task = asyncio.create_task(self._run())
 
@@ -100,7 +101,7 @@ class Room:
                     channel = await self.line.beats.channel()
                     exchange, queue = await self._enter(channel)
                 pause = FIRST_PAUSE
-                self._echo_at = time.monotonic()
+                self._sent_at = 0.0
                 self._tell("", queue)
                 await self._send_all(channel, exchange)
             except TimeoutError:
@@ -135,7 +136,7 @@ class Room:
         # exchange, and is known by a header that RabbitMQ adds.
         is_beat = message.exchange == self._name and "x-death" not in message.headers
         if is_beat and self._heard(message.body):
-            self._echo_at = time.monotonic()
+            self._sent_at = 0.0
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange) -> None:
         """Send beats until the room is closed. Raises an error if the broker does not take one."""
@@ -148,11 +149,12 @@ class Room:
                 raise OSError("the connection or the channel was lost")
             body, self._next = self._next, None
             if body is not None:
+                self._sent_at = self._sent_at or time.monotonic()
                 async with asyncio.timeout(_FAREWELL if self._is_closing else TRY):
                     await exchange.publish(aio_pika.Message(body, content_type="application/json"), "")
             if self._is_closing:
                 return
-            if time.monotonic() - self._echo_at > NO_ECHO:
+            if self._sent_at and time.monotonic() - self._sent_at > NO_ECHO:
                 raise OSError("its own beats do not come back; the broker may have an alarm")
 
     def _tell(self, fault: str, queue: str = "") -> None:
