@@ -211,10 +211,7 @@ class Group:
             self.peers.disconnected()
 
     def answered(self, question: Question, is_there: bool | None, now: float) -> None:
-        """Take the broker's answer whether a sidecar's queue is there; None where it does not tell.
-
-        The others are told of one that is gone.
-        """
+        """Take the broker's answer whether a sidecar's queue is there; None where it does not tell."""
         if self.peers.answered(question, is_there, now):
             self._soon(now)
 

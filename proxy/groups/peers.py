@@ -80,10 +80,10 @@ class Peer:
         """Note a sign of life; the next one is due in so many seconds."""
         self.heard_at, self.every, self.asked_at, self.absent_at = now, every, 0.0, 0.0
 
-    def is_late(self, now: float) -> bool:
-        """Return whether the broker is to be asked for its queue."""
+    def is_late(self, every: float, now: float) -> bool:
+        """Return whether the broker is to be asked for it, if a sign of life is due every so many seconds."""
         sign = max(self.heard_at, self.there_at)
-        return now - sign > LATE and now - self.asked_at >= ASK_AGAIN and bool(self.beat.queue)
+        return now - sign > LATE / BEAT * every and now - self.asked_at >= ASK_AGAIN and bool(self.beat.queue)
 
 
 class Peers:
@@ -103,7 +103,7 @@ class Peers:
         self.size = 0
         """How many members, links, refusals and shards their last full beats tell of."""
         self.farewells: list[Beat] = []
-        """The last beats of sidecars that are gone, which cannot send them any more, to be sent in their place."""
+        """The last beats of sidecars that are gone and that this one watched, to be sent in their place."""
         self._others: dict[str, float] = {}
 
     @property
@@ -173,7 +173,8 @@ class Peers:
     def watched(self) -> set[str]:
         """The sidecars that this one watches: those before it in the order of ids, which is a circle.
 
-        Each sidecar is so watched by the next two, who tell the others once it is gone.
+        Each sidecar is so watched by the next two, who tell the others once it is gone. Any other asks for it only if
+        its beat is late, which in a small fleet is as early.
         """
         circle = sorted([*self.all, self._own])
         at = circle.index(self._own)
@@ -194,10 +195,10 @@ class Peers:
         ]
         for sidecar in gone:
             self.remove(sidecar)
+        watched = self.watched
         late: list[Question] = []
-        for sidecar in self.watched:
-            peer = self.all[sidecar]
-            if peer.is_late(now):
+        for sidecar, peer in self.all.items():
+            if peer.is_late(BEAT if sidecar in watched else max(peer.every, every), now):
                 peer.asked_at = now
                 late.append(Question(sidecar, peer.beat.queue))
         return gone, late
@@ -217,7 +218,8 @@ class Peers:
         if not peer.absent_at:
             peer.absent_at = now
         elif now - peer.absent_at >= ASK_AGAIN / 2:
-            self.farewells.append(Beat(question.sidecar, peer.number + 1, members=()))
+            if question.sidecar in self.watched:
+                self.farewells.append(Beat(question.sidecar, peer.number + 1, members=()))
             self.remove(question.sidecar)
             return True
         return False

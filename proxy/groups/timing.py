@@ -48,7 +48,7 @@ NEWS_A_SECOND: Final = 200
 
 LATE: Final = 1.5 * BEAT
 """From a sidecar's last sign of life, or from the broker's answer that its queue is there, until those who watch it ask
-for its queue."""
+for its queue. The others ask after so many times the seconds between two beats of the fleet."""
 
 ASK_AGAIN: Final = 0.5 * BEAT
 """From one question about a sidecar's queue to the next; two answers that it is not there make the sidecar gone."""
