@@ -1,8 +1,8 @@
 """The cost of what sidecars of one group tell each other and ask the broker, without members: beats and questions.
 
-`python -m bench.long.group_beats AMQP_URL SIDECARS SECONDS` sends beats between so many sidecars, at the rate of their
-fleet, and then asks for queues of sidecars. Around each of both it prints a line `begin`, and a line `end` with how
-many beats were delivered, or questions answered, and the CPU seconds that this process took for them.
+`python -m bench.long.group_beats AMQP_URL SIDECARS SECONDS` sends beats between so many sidecars, at a quarter of the
+rate of their fleet, and then asks for queues of sidecars. Around each of both it prints a line `begin`, and a line
+`end` with how many beats were delivered, or questions answered, and the CPU seconds that this process took for them.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from proxy.groups.timing import between_beats
 LINKS: Final = 2
 """How many links each beat tells of, as with 400 shards and 200 sidecars."""
 QUESTIONS: Final = 300
+_SLOWER: Final = 4.0
+"""How many times slower than a fleet the senders beat, so that one process can be all of them."""
 _CONNECTED_WITHIN: Final = 120.0
 
 
@@ -67,7 +69,7 @@ async def _run(amqp_url: str, count: int, seconds: float) -> None:
     senders = [Sender(amqp_url, number) for number in range(count)]
     async with asyncio.timeout(_CONNECTED_WITHIN):
         await asyncio.gather(*(each.connected.wait() for each in senders))
-    every = between_beats(count)
+    every = between_beats(count) * _SLOWER
     await _beats(senders, every, every)  # each knows the others then
     print("begin", flush=True)
     began = time.process_time()

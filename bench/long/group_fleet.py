@@ -51,9 +51,9 @@ which is twice the time from one reading of a sidecar's own shards to the next o
 _BALANCED_WITHIN, _DRAINED_WITHIN = 600.0, 60.0
 _TELL_EVERY: Final = 10.0
 """Seconds after which what a fleet looks like is printed, while it is not balanced."""
-COSTS: Final = 10, 50
+COSTS: Final = 10, 50, 200
 """The fleets whose beats and questions are measured by themselves."""
-_BEATS: Final = 10.0
+_BEATS: Final = 40.0
 """For how many seconds beats are sent."""
 _READ: Final = 200
 """How many shards are read from the management API to measure one reading."""
