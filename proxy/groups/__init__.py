@@ -62,7 +62,7 @@ Who is there
 ------------
 
 Each sidecar has an exclusive queue on the exchange of the group's beats, and beats at least once a second. All sidecars
-hear all beats, so a fleet of more than 20 beats less often (`timing.py`). Two others watch each sidecar, those that
+hear all beats, so a fleet of more than 10 beats less often (`timing.py`). Two others watch each sidecar, those that
 come next in the order of ids. When it was silent for 1.5 s, they ask the broker whether its queue is there. If the
 queue is not there twice, the sidecar is gone, and so are its members. Those who watched it then send its farewell, a
 beat that tells of no member, in its place: so all know it at once. A sidecar that was taken for gone and lives hears

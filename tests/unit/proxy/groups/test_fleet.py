@@ -22,7 +22,7 @@ def test_nothing_goes_wrong(lived: tuple[Fleet, dict[str, Phase]]) -> None:
 
 
 def test_at_rest_each_hears_no_more_than_so_many_beats_a_second(lived: tuple[Fleet, dict[str, Phase]]) -> None:
-    """With a beat a second of each sidecar, the broker would deliver twice as many."""
+    """With a beat a second of each sidecar, the broker would deliver four times as many."""
     counts = lived[1]["at rest"].counts
     assert counts.delivered / REST <= 1.1 * SIDECARS * HEARD_A_SECOND
     assert 0 < counts.questions / REST <= SIDECARS * WATCHED / LATE
