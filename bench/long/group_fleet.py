@@ -52,7 +52,7 @@ _BALANCED_WITHIN, _DRAINED_WITHIN = 600.0, 60.0
 _TELL_EVERY: Final = 10.0
 """Seconds after which what a fleet looks like is printed, while it is not balanced."""
 COSTS: Final = 10, 50, 200
-"""The fleets whose beats and questions are measured by themselves."""
+"""The fleets whose beats and questions are measured by themselves, up to the largest that is measured."""
 _BEATS: Final = 40.0
 """For how many seconds beats are sent."""
 _READ: Final = 200
@@ -510,7 +510,8 @@ def markdown(found: Sequence[Found]) -> str:
 def _costs(world: World) -> str:
     """Measure what one beat, one question and one reading cost; return the table."""
     rows = []
-    for sidecars in COSTS:
+    largest = max(sidecars for sidecars, _ in chosen())
+    for sidecars in (each for each in COSTS if each <= largest):
         command = [sys.executable, "-m", "bench.long.group_beats", world.node.amqp_url, f"{sidecars}", f"{_BEATS:g}"]
         idle = Idle.of(world)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
