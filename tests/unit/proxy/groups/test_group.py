@@ -111,6 +111,7 @@ def test_one_that_is_taken_for_gone_tells_that_it_is_there() -> None:
 
 def test_a_sidecar_that_leaves_does_not_contradict_its_own_farewell() -> None:
     made = group()
+    beats(made, NOW + SOON, NOW + 0.1)
     last = made.last_beat(NOW + 0.5)
     assert last.members == ()
     made.heard(last, NOW + 0.5)
