@@ -25,7 +25,7 @@ from aiormq.exceptions import PublishError
 
 from proxy.groups.beats import MAX_BYTES
 from proxy.groups.timing import ANSWERED_WITHIN
-from proxy.topology.bindings import GROUP_SUFFIX
+from proxy.topology.bindings import ASKED_SUFFIX, GROUP_SUFFIX
 
 log = logging.getLogger(__name__)
 # They log a lost connection with tracebacks; here it is one line.
@@ -41,9 +41,6 @@ TRY: Final = 5.0
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 8.0
 """Seconds until the next try after a failed one: the first pause, which doubles up to the longest one."""
-
-ASKED_SUFFIX: Final = ".asked"
-"""What the name of a group's second exchange adds to the first one's."""
 
 NO_ECHO: Final = 20.0
 """Seconds after a beat of this sidecar after which its channel is replaced if none has come back over it."""
@@ -124,7 +121,7 @@ class Room:
         queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, arguments=_ARGUMENTS)
         await queue.bind(exchange)
         asked = await channel.declare_exchange(
-            f"{self._name}{ASKED_SUFFIX}", aio_pika.ExchangeType.DIRECT, durable=True
+            f"{self._exchange}{ASKED_SUFFIX}", aio_pika.ExchangeType.DIRECT, durable=True
         )
         await queue.bind(asked, name)
         await queue.consume(self._received, no_ack=True)
@@ -189,7 +186,7 @@ class Line:
                     if self._questions is None or self._questions.is_closed:
                         self._questions = await self.beats.channel(is_confirmed=True)
                     channel = self._questions
-                asked = await channel.get_exchange(f"{queue.rpartition('.')[0]}{ASKED_SUFFIX}", ensure=False)
+                asked = await channel.get_exchange(f"{queue.rpartition(GROUP_SUFFIX)[0]}{ASKED_SUFFIX}", ensure=False)
                 await asked.publish(aio_pika.Message(b""), queue, mandatory=True)
         except PublishError:
             return False

@@ -24,10 +24,14 @@ CONSISTENT_HASH = "x-consistent-hash"
 MODULUS_HASH = "x-modulus-hash"
 RING_TYPES = frozenset({CONSISTENT_HASH, MODULUS_HASH})
 FANOUT = "fanout"
+DIRECT = "direct"
 
 GROUP_SUFFIX = ".group"
 """The end of the name of the exchange by which sidecars balance a consumer group: the group of `orders` has
 `orders.group`. Only sidecars publish to it, since a message there is taken for one of theirs."""
+
+ASKED_SUFFIX = ".group.asked"
+"""The end of the name of the exchange by which they ask for each other's queues, to which only sidecars publish."""
 
 MAX_BINDINGS = MAX_DESTINATIONS
 """The most bindings of an exchange that ringproxy takes: no ring has more destinations."""
@@ -52,7 +56,7 @@ class Exchange:
     policy: str = ""
     """The name of the policy that applies to the exchange; empty if none does."""
     balances: str = ""
-    """The hash exchange whose consumer group sidecars balance over this exchange; empty for every other exchange."""
+    """The hash exchange whose consumer group sidecars balance by this exchange; empty for every other exchange."""
 
 
 class Binding(NamedTuple):
@@ -252,12 +256,16 @@ def _no_lane(exchange: Exchange, bindings: Sequence[Binding], alternate_policies
     return ""
 
 
-def grouped_by(exchange_name: str) -> str:
-    """Return the name of the hash exchange whose group a fanout exchange of this name balances; empty for none.
+def grouped_by(exchange_name: str, exchange_type: str | None = None) -> str:
+    """Return the name of the hash exchange whose group sidecars balance by an exchange of this name; empty for none.
 
-    It does so only if there is a hash exchange of the returned name.
+    An exchange with another type than theirs has none. They balance one only if there is a hash exchange of the
+    returned name.
     """
-    return exchange_name.removesuffix(GROUP_SUFFIX) if exchange_name.endswith(GROUP_SUFFIX) else ""
+    for suffix, its_type in ((GROUP_SUFFIX, FANOUT), (ASKED_SUFFIX, DIRECT)):
+        if exchange_name.endswith(suffix) and exchange_type in (None, its_type):
+            return exchange_name.removesuffix(suffix)
+    return ""
 
 
 def weight_of(key: str, exchange_type: str) -> int:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from proxy.topology.bindings import FANOUT, RING_TYPES, Binding, Exchange, grouped_by
+from proxy.topology.bindings import RING_TYPES, Binding, Exchange, grouped_by
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.table import Name
 
@@ -64,7 +64,7 @@ async def read_exchange(api: Management, name: Name) -> Exchange | None:
     Raises ManagementError or TopologyError.
     """
     exchange = await api.exchange(*name)
-    grouped = grouped_by(name[1]) if exchange is not None and exchange.type == FANOUT else ""
+    grouped = grouped_by(name[1], exchange.type) if exchange is not None else ""
     if exchange is None or not grouped:
         return exchange
     of = await api.exchange(name[0], grouped)

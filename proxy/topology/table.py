@@ -125,7 +125,7 @@ class Entry:
     internal: bool = False
     """Whether the exchange takes messages from other exchanges only."""
     balances: str = ""
-    """The hash exchange whose consumer group sidecars balance over this exchange; empty for every other exchange.
+    """The hash exchange whose consumer group sidecars balance by this exchange; empty for every other exchange.
 
     Only sidecars publish to it. AMQP clients need the right to write there, as on any exchange."""
     publish_in: int | None = None

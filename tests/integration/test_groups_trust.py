@@ -71,9 +71,10 @@ def test_no_publish_over_http_reaches_the_exchange_of_the_beats(grouping: Sideca
     vhost.queue("tap")
     vhost.bind("orders.group", "tap", "")
 
-    why = "exchange: only sidecars publish to 'orders.group', to balance the consumer group of 'orders'"
-    for answer in ways(grouping, vhost, "orders.group").values():
-        assert answer.problem(403, "forbidden", "invalid", retryable=False) == why
+    for name in ("orders.group", "orders.group.asked"):
+        why = f"exchange: only sidecars publish to '{name}', to balance the consumer group of 'orders'"
+        for answer in ways(grouping, vhost, name).values():
+            assert answer.problem(403, "forbidden", "invalid", retryable=False) == why
     for name in ("orders.group\n", "orders.group\r"):
         assert {answer.status for answer in ways(grouping, vhost, name).values()} == {404}
 
@@ -86,9 +87,10 @@ def test_a_sidecar_without_groups_refuses_as_well(
     grouping: Sidecar, start_sidecar: StartSidecar, vhost: VirtualHost
 ) -> None:
     """Its user may be the one that other sidecars beat with; in shadow it reads no exchange before a publish."""
-    for mode in ({}, {"route": "", "shadow": "*"}, {"pass": "*.group"}):
+    for mode in ({}, {"route": "", "shadow": "*"}, {"pass": "*.group*"}):
         other = start_sidecar(**mode)
-        assert {answer.status for answer in ways(other, vhost, "orders.group").values()} == {403}
+        for name in ("orders.group", "orders.group.asked"):
+            assert {answer.status for answer in ways(other, vhost, name).values()} == {403}
 
 
 def test_a_ring_does_not_lead_to_the_exchange_of_the_beats(grouping: Sidecar, vhost: VirtualHost) -> None:

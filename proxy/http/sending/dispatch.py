@@ -20,7 +20,7 @@ from proxy.routing.counters import Counters
 from proxy.routing.route import PUBLISH, Choice, Route
 from proxy.routing.routes import RouteTable, RouteTables
 from proxy.settings.patterns import Mode
-from proxy.topology.bindings import FANOUT, RING_TYPES, grouped_by
+from proxy.topology.bindings import RING_TYPES, grouped_by
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, PassReason, Router, Unread
@@ -353,18 +353,19 @@ class Dispatch:
         if entry is not None and entry.internal:
             detail = f"exchange: {name[1]!r} is internal, and takes messages from other exchanges only"
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
-        grouped = "" if handle.group.guest else grouped_by(name[1])
+        exchange_type = entry.exchange_type if entry is not None else None
+        grouped = "" if handle.group.guest else grouped_by(name[1], exchange_type)
         if not grouped:
             return None
         if entry is None:
             return self.look_up(name, name, since)
-        if entry.restored and entry.exchange_type == FANOUT:
+        if entry.restored:
             # The file does not tell whether the exchange balances a group, and that may have changed since.
             raise unavailable(f"exchange {name[1]!r} has not been read since the start: it may balance a group")
         ring = self._router.entries.get((name[0], grouped))
         has_ring = ring is not None and ring.exchange_type in RING_TYPES
         # The hash exchange may have been made after the reading that `balances` is of.
-        if entry.balances or (has_ring and entry.exchange_type == FANOUT):
+        if entry.balances or has_ring:
             what = f"to balance the consumer group of {grouped!r}"
             raise ProblemError(
                 403, "forbidden", f"exchange: only sidecars publish to {name[1]!r}, {what}", Outcome.INVALID

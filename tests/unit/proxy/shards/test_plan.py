@@ -203,7 +203,8 @@ def test_a_group_needs_rights_of_its_members_and_of_the_sidecars() -> None:
     assert may(read, "orders", "orders.1", "orders.12", "orders.lane.1") == [True, True, True, False]
     queue = "orders.group.0123456789abcdef"
     for part in found["SIDECAR"]:
-        assert may(part, "orders.group", queue, "orders.groups", "orders.1") == [True, True, False, False]
+        assert may(part, "orders.group", "orders.group.asked", queue) == [True, True, True]
+        assert may(part, "orders.groups", "orders.1") == [False, False]
     assert may(found["SIDECAR"][1], "orders", "orders.lane.1", "amq.default") == [True, True, False]
     assert may(found["SIDECAR"][2], "orders", "orders.lane.1") == [False, False]
 

@@ -37,6 +37,10 @@ async def test_an_exchange_of_another_type_is_one(fake: FakeManagement, api: Man
         ("x.group", "fanout", "topic", ""),
         ("x.group", "fanout", None, ""),
         ("x.group", "topic", "x-consistent-hash", ""),
+        ("x.group", "direct", "x-consistent-hash", ""),
+        ("x.group.asked", "direct", "x-consistent-hash", "x"),
+        ("x.group.asked", "fanout", "x-consistent-hash", ""),
+        ("x.asked", "direct", "x-consistent-hash", ""),
         ("x.groups", "fanout", "x-consistent-hash", ""),
         (".group", "fanout", "x-consistent-hash", ""),
     ],
@@ -48,7 +52,7 @@ async def test_the_exchange_by_which_sidecars_balance_a_group_is_known(
     if of is not None:
         fake.exchange("x", type=of)
     assert await read(api, ("/", name)) == Reading(Exchange(kind, balances=balances))
-    may_be = (name, kind) == ("x.group", "fanout")
+    may_be = (name, kind) in (("x.group", "fanout"), ("x.group.asked", "direct"))
     assert len(fake.requests) == (2 if may_be else 1)
 
 

@@ -136,6 +136,16 @@ async def test_only_sidecars_publish_to_what_balances_a_group() -> None:
     assert await refusal(dispatch) == (403, WHY)
 
 
+async def test_only_sidecars_publish_to_what_they_ask_each_other_by() -> None:
+    name, type_ = "x.group.asked", "direct"
+    dispatch, router = asking({name: replace(FANOUT, exchange_type=type_)})
+    handle = ExchangeHandle((VHOST, name), Mock(table=None, vhost=VHOST, guest=False), name.encode())
+    await dispatch.check(handle)
+    router.put(X, known(QUEUES))
+    with pytest.raises(ProblemError, match=f"only sidecars publish to '{name}', to balance"):
+        await dispatch.check(handle)
+
+
 async def test_what_came_to_balance_a_group_after_it_was_read_is_refused() -> None:
     dispatch, router = asking({"x.group": FANOUT})
     await dispatch.check(to_group())
