@@ -209,7 +209,7 @@ def _rest(world: World, *, always: bool) -> None:
     """Let time go by until nothing changes by itself any more, or for `LONGEST` seconds, or `always` for so long.
 
     Refusals have pauses of up to a minute. While no pause or other limit of time runs, and no link and no consumer has
-    changed for `QUIET` seconds, nothing is left that could change: all else of a group happens within `GONE` seconds.
+    changed for `QUIET` seconds, nothing is left that could change: all else happens within `BEATS_UNTIL_GONE` beats.
     """
     world.is_calm = True
     until = world.now + LONGEST
