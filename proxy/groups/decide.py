@@ -122,7 +122,7 @@ def decide(view: View) -> Decision:
     steps = _openings(view, targets) if view.hears else []
     if view.hears:
         steps += _releases(view, links, owners, targets)
-    steps += _vacancies(view, {step.shard for step in steps if step.act is Act.OPEN})
+    steps += _vacancies(view, targets, {step.shard for step in steps if step.act is Act.OPEN})
     moves = [
         move for shard, target in targets.items() if (move := _move(view, links, owners, shard, target)) is not None
     ]
@@ -223,19 +223,29 @@ def _is_spare(view: View, shard: str, member_id: str, owner: str) -> bool:
     return waits and view.members[owner].links[shard].state == _OPEN
 
 
-def _vacancies(view: View, opened: Collection[str]) -> list[Step]:
-    """Return the links that this sidecar's members are to open to vacant shards: each by the one with the fewest."""
+def _vacancies(view: View, targets: Mapping[str, str], opened: Collection[str]) -> list[Step]:
+    """Return the links that this sidecar's members are to open to vacant shards: each by the one with the fewest.
+
+    One member tries at a time, beside the target. A shard is vacant until a link is open, and a broker that is slow to
+    answer would otherwise get a link of each member.
+    """
     fit = _fit(view, view.local)
     counts = {member: len(view.members[member].links) for member in fit}
     steps = []
     for shard in view.shards:
-        if shard not in view.vacant or shard in opened:
+        if shard not in view.vacant or shard in opened or _is_tried(view, shard, targets.get(shard)):
             continue
         if able := [member for member in fit if _can_open(view, member, shard)]:
             member = min(able, key=lambda member: (counts[member], member))
             counts[member] += 1
             steps.append(Step(Act.OPEN, member, shard))
     return steps
+
+
+def _is_tried(view: View, shard: str, target: str | None) -> bool:
+    """Return whether a member of this sidecar has a link to a shard that may yet open; of the target, if it is deaf."""
+    tried = [view.members[member] for member in view.local if member != target or not view.hears]
+    return any(shard in member.links and shard not in member.refused for member in tried)
 
 
 def _move(view: View, links: Links, owners: Mapping[str, str], shard: str, target: str) -> Move | None:

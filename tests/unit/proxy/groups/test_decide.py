@@ -169,6 +169,20 @@ def test_a_vacant_shard_is_opened_by_the_fit_member_with_the_fewest_whoever_the_
     assert steps(decide(gone)) == []
 
 
+def test_a_vacant_shard_is_tried_by_one_member_at_a_time_beside_its_target() -> None:
+    """RabbitMQ 4.0.5 in a cluster took seconds for each basic.consume, and got one of each member (seen in chaos)."""
+    a, b, c, far = member("a", s=link(OPENING)), member("b"), member("c"), member("0")
+    for hears, remote in ((True, [far]), (False, [])):
+        vacant = view(a, b, c, *remote, local="a b c", shards="s", vacant={"s"}, hears=hears)
+        assert decide(vacant).targets["s"] == ("0" if hears else "a")
+        assert steps(decide(vacant)) == []
+    # The target is not waited for, unless nobody is heard.
+    assert steps(decide(view(a, b, c, local="a b c", shards="s", vacant={"s"}))) == [("OPEN", "b", "s")]
+    # An attempt that takes long counts as refused, and the next member tries.
+    slow = changed(a, refused=frozenset({"s"}))
+    assert steps(decide(view(slow, b, far, local="a b", shards="s", vacant={"s"}))) == [("OPEN", "b", "s")]
+
+
 # What beats say of it.
 
 
