@@ -30,7 +30,7 @@ from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
 from tests.chaos.groups.history import Calm, History
 from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict, judge
 from tests.chaos.groups.members import Group, libraries
-from tests.chaos.groups.rows import Row, missed, taken
+from tests.chaos.groups.rows import Row, closed, missed, taken
 from tests.chaos.oracle import Told
 from tests.chaos.queues import EXCHANGE
 from tests.chaos.schedule import DECK_OF_GROUPS, Fault, Kind, schedule
@@ -162,7 +162,8 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     for member in group.ended:
         with member.lines.open() as lines:
             history.read(member.name, lines, member.killed)
-    rows = taken(sidecar.log() for each in made.members for sidecar in each.started)
+    logs = [sidecar.log() for each in made.members for sidecar in each.started]
+    history.closed, rows = closed(logs, time.monotonic() - time.time()), taken(logs)
     verdict = judge(history, todo.limits)
     if not todo.direct:
         verdict.faults += [f"no link took the event {row[1].name} in the state {row[0].name}" for row in missed(rows)]

@@ -113,6 +113,8 @@ class History:
     kills: list[float] = field(default_factory=list)
     """When nodes of the broker were killed."""
     calms: list[Calm] = field(default_factory=list)
+    closed: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
+    """By member and shard, when sidecars saw the end of the channel by which they consumed the shard for the member."""
 
     def read(self, member: str, lines: Iterable[str], killed: float | None) -> None:
         """Add what a member wrote, who was killed at this time if it was; `consumers/member.py` says how."""

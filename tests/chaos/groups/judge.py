@@ -286,8 +286,13 @@ class _Judge:
         reached = self._acked_before.get(holder, 0.0)
         if dropped <= at and (seen.settled is None or seen.settled >= reached):
             return "connection ended"
-        is_moved = again.redelivered and again.holder.member != holder.member
+        is_moved = again.redelivered and (again.holder.member != holder.member or self._came_back(seen, shard, at))
         return "acked as the leader was lost" if is_moved and self._leader_was_lost(seen, at) else ""
+
+    def _came_back(self, seen: _Seen, shard: str, at: float) -> bool:
+        """Return whether the channel of a delivery was closed after its ack, though the same member has the shard."""
+        ends = self._history.closed.get((seen.delivery.holder.member, shard), ())
+        return seen.settled is not None and any(seen.settled <= end <= at for end in ends)
 
     def _leader_was_lost(self, seen: _Seen, at: float) -> bool:
         """Return whether the ack of a message that comes again at this time may have met a leader that was killed."""

@@ -1,18 +1,23 @@
-"""The rows of the table of a link's states that the links of a run have taken, by the debug log of its sidecars.
+"""The rows of the table of a link's states that the links of a run have taken, by the debug logs of its sidecars.
 
 Each row has a unit test that takes it with a session (`tests/unit/proxy/groups/consuming/test_rows.py`). A run must
 take those of a link's ordinary life; how often it has taken the others is printed.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
 from proxy.groups.model import TABLE, LinkEvent, LinkState
 
 Row = tuple[LinkState, LinkEvent]
 
 _TAKEN = re.compile(r" DEBUG proxy\.groups\.model: .*: ([A-Z_]+) in ([A-Z]+)$", re.MULTILINE)
+
+_CLOSED = re.compile(
+    r"^(\S+) DEBUG proxy\.groups\.model: \S+ (\S+), shard '(\S+)': (?:CLOSED|LOST|REFUSED) in [A-Z]+$", re.MULTILINE
+)
 
 ORDINARY: frozenset[Row] = frozenset(
     {
@@ -38,3 +43,15 @@ def taken(logs: Iterable[str]) -> Counter[Row]:
 def missed(counts: Counter[Row]) -> list[Row]:
     """Return the rows of a link's ordinary life that no link took."""
     return [row for row in sorted(ORDINARY) if not counts[row]]
+
+
+def closed(logs: Iterable[str], epoch: float) -> Mapping[tuple[str, str], Sequence[float]]:
+    """Return when links ended, by their members and shards, in monotonic seconds.
+
+    `epoch` is the monotonic time of the year 1970's beginning. The clocks of the sidecars must be right.
+    """
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for log in logs:
+        for at, member, shard in _CLOSED.findall(log):
+            found[member, shard].append(epoch + datetime.fromisoformat(at).timestamp())
+    return found

@@ -285,6 +285,20 @@ def test_an_ack_as_a_node_is_killed_may_be_lost_if_the_shard_moves(
     assert verdict.redelivered == ({} if is_fault else {"acked as the leader was lost": 1})
 
 
+@pytest.mark.parametrize(("closed", "is_fault"), [(110.05, True), (110.15, False), (111.85, False), (111.95, True)])
+def test_such_a_message_comes_to_the_same_member_only_if_its_channel_was_closed_meanwhile(
+    closed: float, is_fault: bool
+) -> None:
+    """The message was acked at 110.1, and comes again at 111.9."""
+    history = good()
+    again = got(99, A, 2.0, redelivered=True)
+    history.deliveries.append(again)
+    history.settlements.append(acked(again))
+    history.kills.append(110.2)
+    history.closed = {("a", SHARDS[0]): [111.0], ("b", SHARDS[1]): [111.0], ("a", SHARDS[1]): [closed]}
+    assert bool(judged(history).faults) == is_fault
+
+
 @pytest.mark.parametrize(("after", "faults"), [(14.0, 0), (16.0, 1)])
 def test_such_a_message_comes_again_soon(after: float, faults: int) -> None:
     history = moved(good(), 101, later=30.0)

@@ -1,12 +1,17 @@
 """The counting of the rows of a link's table, by what a sidecar's log says."""
 
 import logging
+import time
 
 import pytest
 
 from proxy.groups.model import TABLE, Link, LinkEvent, LinkState, Member
 from proxy.process.logs import TextFormatter
-from tests.chaos.groups.rows import ORDINARY, missed, taken
+from tests.chaos.groups.rows import ORDINARY, closed, missed, taken
+
+
+def log_of(records: list[logging.LogRecord]) -> str:
+    return "".join(f"{TextFormatter().format(record)}\n" for record in records)
 
 
 def test_rows_are_counted_by_the_lines_that_links_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -17,7 +22,7 @@ def test_rows_are_counted_by_the_lines_that_links_log(caplog: pytest.LogCaptureF
             link = member.links["s"] = Link(member, "s")
             for event in (LinkEvent.WANT, LinkEvent.CONSUMING, LinkEvent.LET_GO, LinkEvent.SETTLED, LinkEvent.CLOSED):
                 link.enter(event, 0.0)
-    log = "".join(f"{TextFormatter().format(record)}\n" for record in caplog.records)
+    log = log_of(caplog.records)
     counts = taken([log, log])
     assert counts.keys() == TABLE.keys()
     assert set(counts.values()) == {0, 4}
@@ -27,3 +32,21 @@ def test_rows_are_counted_by_the_lines_that_links_log(caplog: pytest.LogCaptureF
 
 def test_a_run_without_links_misses_each_row_of_their_ordinary_life() -> None:
     assert set(missed(taken([""]))) == ORDINARY
+
+
+def test_the_ends_of_links_are_read_from_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    member = Member("m", "/", "orders", 1, b"tag")
+    member.client = "10.0.0.9:40118 pika-70"
+    with caplog.at_level(logging.DEBUG, "proxy.groups.model"):
+        for shard, events in {
+            "orders.1": (LinkEvent.WANT, LinkEvent.CONSUMING, LinkEvent.GIVE_UP, LinkEvent.CLOSED),
+            "orders.2": (LinkEvent.WANT, LinkEvent.REFUSED),
+            "orders.3": (LinkEvent.WANT, LinkEvent.LOST),
+            "orders.4": (LinkEvent.WANT, LinkEvent.CONSUMING, LinkEvent.LET_GO),
+        }.items():
+            link = member.links[shard] = Link(member, shard)
+            for event in events:
+                link.enter(event, 0.0)
+    found = closed([log_of(caplog.records)], time.monotonic() - time.time())
+    assert set(found) == {("pika-70", "orders.1"), ("pika-70", "orders.2"), ("pika-70", "orders.3")}
+    assert all(abs(time.monotonic() - at) < 60 for times in found.values() for at in times)
