@@ -197,7 +197,8 @@ class Line:
     async def consumers(self, queue: str) -> int | None:
         """Return how many consumers a queue has, by a passive declaration; None where the broker does not tell.
 
-        RabbitMQ counts no more than one for a quorum queue with single active consumer.
+        RabbitMQ counts no more than one for a quorum queue with single active consumer, and none if the queue's leader
+        does not tell within 250 ms (by its source). A link that is opened for that waits, and ends as a spare one.
         """
         with contextlib.suppress(Exception):
             return await self._declared(queue)
