@@ -262,7 +262,7 @@ def test_a_seed_that_found_it() -> None:
 
 @pytest.mark.parametrize("seed", [681, 2963, 3041, 28914])
 def test_the_only_member_gets_a_shard_once_the_pause_after_its_last_refusal_is_over(seed: int) -> None:
-    """Pauses double up to a minute, and the broker may allow the link right after one has begun.
+    """Pauses double up to a minute, and the broker may allow the link right after one has begun, or right before.
 
     The judge took the shard for one that stands still, or took the world for one at rest as the pause ended.
     """

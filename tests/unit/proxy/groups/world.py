@@ -148,8 +148,13 @@ class Session:
 
     def refused(self, consumer: Consumer, why: str) -> None:
         if not consumer.is_ended and not self.is_over:
-            self.world.ended(consumer)
-            self.sidecar.group.refused(self.member, consumer.link.shard, why, self.world.now)
+            world, shard = self.world, consumer.link.shard
+            world.ended(consumer)
+            self.sidecar.group.refused(self.member, shard, why, world.now)
+            pair = self.member.id, shard
+            if pair not in world.denied and world.queues[shard].exists:
+                # The broker has ceased to refuse the link while this refusal was on its way.
+                world.paused[pair] = self.member.pauses[shard].until
             self._enter(consumer.link, LinkEvent.REFUSED)
 
     def closed(self, consumer: Consumer) -> None:
