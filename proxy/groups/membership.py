@@ -100,7 +100,7 @@ class Room:
                 pause = FIRST_PAUSE
                 self._sent_at = 0.0
                 self._tell("", queue)
-                await self._send_all(channel, exchange)
+                await self._send_all(channel, exchange, queue)
             except TimeoutError:
                 # Which of the group's channels hangs cannot be told from here, so the connection is given up.
                 self._tell("the broker does not answer in time")
@@ -120,12 +120,15 @@ class Room:
         name = f"{self._name}.{secrets.token_hex(8)}"
         queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, arguments=_ARGUMENTS)
         await queue.bind(exchange)
+        await queue.consume(self._received, no_ack=True)
+        return exchange, name
+
+    async def _be_asked_for(self, channel: AbstractChannel, queue: str) -> None:
+        """Have the broker answer others whether this sidecar's queue is there."""
         asked = await channel.declare_exchange(
             f"{self._exchange}{ASKED_SUFFIX}", aio_pika.ExchangeType.DIRECT, durable=True
         )
-        await queue.bind(asked, name)
-        await queue.consume(self._received, no_ack=True)
-        return exchange, name
+        await (await channel.get_queue(queue, ensure=False)).bind(asked, queue)
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
@@ -135,8 +138,9 @@ class Room:
         if is_beat and self._heard(message.body):
             self._sent_at = 0.0
 
-    async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange) -> None:
+    async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange, queue: str) -> None:
         """Send beats until the room is closed. Raises an error if the broker does not take one."""
+        is_bound = False
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -151,6 +155,11 @@ class Room:
                     await exchange.publish(aio_pika.Message(body, content_type="application/json"), "")
             if self._is_closing:
                 return
+            if not is_bound:
+                # The first beat goes first: members wait for it, and nobody asks for this sidecar before it is late.
+                async with asyncio.timeout(TRY):
+                    await self._be_asked_for(channel, queue)
+                is_bound = True
             if self._sent_at and time.monotonic() - self._sent_at > NO_ECHO:
                 raise OSError("its own beats do not come back; the broker may have an alarm")
 
