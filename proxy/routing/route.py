@@ -14,7 +14,7 @@ from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.hashing import index_at, slot_of
 
-MOST_TRIES = 5
+MOST_TRIES = 10
 """How often one message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
 
 MARK = content.UNMARKED - 16
