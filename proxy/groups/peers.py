@@ -25,7 +25,7 @@ MOST_PEERS: Final = 1_000
 MOST_TOLD: Final = 50_000
 """The most members, links, refusals and shards of all other sidecars together that are known.
 
-Whoever may send beats can make up any. They take some 30 MB. A beat that would bring more is ignored.
+A sender of beats can make up any number. They take some 30 MB. A beat that would bring more is ignored.
 """
 
 
@@ -41,7 +41,7 @@ class News(Enum):
 
 
 class Heard(NamedTuple):
-    """What came of one beat."""
+    """The news that one beat has brought."""
 
     news: News = News.NOTHING
     is_new: bool = False
@@ -156,7 +156,8 @@ class Peers:
         news = _news(peer.members, told)
         if news is News.NOTHING and (peer.beat.ring, peer.beat.shards) != (beat.ring, beat.shards):
             news = News.LINKS
-        is_new = peer.beat.queue != beat.queue
+        # A farewell needs no answer, though it has no queue.
+        is_new = bool(beat.told) and peer.beat.queue != beat.queue
         self.size, peer.beat, peer.members = size, beat, told
         if not beat.told:
             self.remove(beat.sidecar)

@@ -260,7 +260,8 @@ def test_the_farewell_of_one_that_is_gone_has_it_removed_unless_it_has_beaten_si
         assert asked_for(made, now) == ["a"]
         made.answered(Question("a", "q"), is_there=False, now=now)
     (farewell,) = made.farewells
-    assert hear(other, farewell).news is News.MEMBERS
+    # Nobody waits for an answer to it.
+    assert hear(other, farewell) == Heard(News.MEMBERS, is_new=False)
     assert hear(third, farewell) == Heard()
     assert [[*each.all] for each in (other, third)] == [[], ["a"]]
     # If it lives, its next full beat makes it known again, though it has the same number.
