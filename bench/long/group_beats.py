@@ -101,7 +101,7 @@ async def _beats(senders: list[Sender], every: float, seconds: float) -> int:
 
 
 def main() -> None:
-    """What `python -m bench.long.group_beats` does."""
+    """Run the command `python -m bench.long.group_beats`."""
     amqp_url, count, seconds = sys.argv[1:]
     uvloop.run(_run(amqp_url, int(count), float(seconds)))
 

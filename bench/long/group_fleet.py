@@ -1,4 +1,4 @@
-"""What a large fleet of sidecars with one consumer group costs the broker, and how fast it is balanced."""
+"""The costs of a large fleet of sidecars with one consumer group for the broker, and the time until it is balanced."""
 
 import itertools
 import json

@@ -75,7 +75,7 @@ class Readings(Management):
 
 
 class Got:
-    """What the members of this process have got and done, as `group_fleet` asks for it."""
+    """The counts and times of the members of this process, as `group_fleet` asks for them."""
 
     def __init__(self) -> None:
         """Nothing has happened yet."""
@@ -124,7 +124,7 @@ class OneMember:
         self.groups.leave(self.member)
         await self.groups.aclose()
 
-    # What the groups have it do.
+    # The actions that its group calls for.
 
     def start(self, member: Member) -> None:
         """Begin: there is no client to tell."""
@@ -268,7 +268,7 @@ async def _run(amqp_url: str, management_url: str, exchange: str, count: int) ->
 
 
 def main() -> None:
-    """What `python -m bench.long.group_members` does."""
+    """Run the command `python -m bench.long.group_members`."""
     amqp_url, management_url, exchange, count = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR)
     uvloop.run(_run(amqp_url, management_url, exchange, int(count)))

@@ -3,8 +3,8 @@
 A full beat tells all. A short one is a sign of life, and says nothing else. What a beat tells is also what a sidecar
 decides by, its own members included: it makes the beat that it would send, and looks at it beside those of the others.
 
-Whoever may publish to the exchange of the beats can send anything. So each field has a type and a limit, and a body is
-decoded into these fields only: msgspec steps over all others.
+A stranger who may publish to the exchange of the beats can send anything. Each field has a type and a limit for that
+reason, and a body is decoded into these fields only: msgspec steps over all others.
 """
 
 import hashlib
@@ -128,7 +128,7 @@ class Beat(Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VER
 
 
 class _Head(Struct):
-    """What a beat of any release has."""
+    """The fields that a beat of any release has."""
 
     version: int
     sidecar: Any = ""

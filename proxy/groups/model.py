@@ -65,7 +65,7 @@ class LinkEvent(IntEnum):
 
 
 class LinkAction(IntEnum):
-    """What the broker is sent when a link enters another state."""
+    """The methods that the broker is sent when a link enters another state."""
 
     NOTHING = 0
     SUBSCRIBE = 1

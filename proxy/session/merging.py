@@ -28,7 +28,7 @@ class Source:
         self.left = 0
         """Bytes still to come of the body of the content under way; -1 before its content header."""
         self.passing = False
-        """Of a hidden channel: whether the content under way goes to the client; else it is dropped."""
+        """Whether the content under way goes to the client; else it is dropped. It is true of hidden channels only."""
 
     def body(self, length: int) -> None:
         """Take so many bytes of a body. Raises Fault if they are more than the content header has said."""

@@ -60,7 +60,7 @@ class GroupActions:
         if consumer.numbering.unsure:
             return consumer.numbering.unsure
         same = [each.member for each in self._consuming.consumers.values() if each.channel is consumer.channel]
-        # What all links of the channel may bring has to fit, with this one.
+        # The messages that all links of the channel may bring, with this one, have to fit.
         may_hold = sum(each.held_at_most * len(each.links) for each in same) + member.held_at_most
         if may_hold > MOST_UNACKED:
             return f"the channel may hold {MOST_UNACKED} messages without an ack, and its prefetch is for more"

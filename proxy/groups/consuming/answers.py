@@ -1,4 +1,4 @@
-"""What the broker says on a hidden channel besides deliveries: answers, and the ends of consumers and channels."""
+"""The broker's methods on a hidden channel besides deliveries: answers, and the ends of consumers and channels."""
 
 from proxy.groups.consuming import group_name, links
 from proxy.groups.consuming.events import JoinAsked, Shadowed

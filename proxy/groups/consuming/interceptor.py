@@ -77,7 +77,7 @@ class GroupInterceptor(Consuming):
             return True
         if numbering.joining is not None:
             return numbering.joining.decided
-        # What is answered here is answered behind the broker's answers to what the client sent before.
+        # An answer of this proxy goes out behind the broker's answers to what the client sent before.
         return numbering.question is None or (numbering.question.decided and not channel.pending)
 
     def refuse(self, channel: Channel, why: str) -> None:

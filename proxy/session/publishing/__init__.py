@@ -1,4 +1,4 @@
-"""What becomes of a client's publishes: where each goes, how its confirm comes back, and where returned ones go again.
+"""The way of a client's publishes: where each goes, how its confirm comes back, and where returned ones go again.
 
 | what happens | module |
 |---|---|
