@@ -146,6 +146,7 @@ def report(
     """
     verdict = judge(notes, queues.copies, queues.history, LIMITS, FLEET)
     recovered = {note.publisher for note in notes if note.sent > calm and note.outcome == Told.CONFIRMED}
+    recovered |= {name for name, gave_up in verdict.unanswered.items() if gave_up > calm}
     hung = [f"{name} was confirmed nothing once all was well again" for name in PROGRAMS if name not in recovered]
     faults = [*others, *verdict.faults, *hung]
     if verdict.by_one_ring < SHARP * verdict.routed:
@@ -155,6 +156,8 @@ def report(
     print_tables(verdict, done, queues)
     if queues.history.flaps:
         say(f"  {verdict.flapped:,} messages of queues that were deleted again and again were answered in time")
+        for name in verdict.unanswered:
+            say(f"  {name} gave up: a publish to a queue that was deleted again and again had no answer")
     for name, longest in verdict.standstills.items():
         say(f"  {name} stood still for {longest:.1f} s at the most while the management API hung")
     say(f"  {rerouted:,} messages that came back were published again, each try counted")

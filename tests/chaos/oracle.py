@@ -21,6 +21,11 @@ STANDSTILL = 3.0
 """Seconds for which a publisher may be confirmed nothing while the management API hangs: one request's time-out,
 and twice as much for a machine whose processors are all busy. Six queues that are waited for in turn take six."""
 
+UNANSWERED = 14.0
+"""Seconds from which a publish counts as left without an answer. Every other wait of this suite is shorter: an alarm, a
+heartbeat, an election, and the 15 s that a sidecar gives RabbitMQ to confirm what it publishes again, from the return.
+"""
+
 GONE_AFTER = 0.05
 """Seconds after its end from which the broker returns what is sent there, so that nothing of it may be missing."""
 
@@ -105,6 +110,8 @@ class Verdict:
     """Such pairs that were not, while the ring of their key changed."""
     flapped: int = 0
     """Messages of queues that flapped meanwhile, answered in time: none of them may come back."""
+    unanswered: dict[str, float] = field(default_factory=dict)
+    """By publisher: when it last gave up waiting for an answer that RabbitMQ may owe it, as its queue flapped."""
     standstills: dict[str, float] = field(default_factory=dict)
     """By publisher: the longest time, in seconds, in which it was confirmed nothing while the management API hung."""
 
@@ -140,6 +147,7 @@ class _Judge:
                 self._ordered(copy, found, last)
         for identity, note in by_id.items():
             self._counted(note, times[identity])
+            self._answered(note)
         for flap in self._history.flaps:
             self._stood(flap, by_id.values())
         for hang in self._history.hangs:
@@ -197,6 +205,20 @@ class _Judge:
                 self._verdict.duplicates += 1
             else:
                 self._fault(f"{title(note)} is {times} times in queues")
+
+    def _answered(self, note: Note) -> None:
+        """Whether it was answered at all, unless its queue flapped.
+
+        RabbitMQ itself may then leave publishes to that queue without an answer, from the flap until the end of their
+        channel.
+        """
+        if note.outcome != Told.UNKNOWN or note.told - note.sent < UNANSWERED:
+            return
+        before = {flap.queue for flap in self._history.flaps if flap.begin <= note.latest}
+        if before & self._chosen(note, note.sent, note.latest):
+            self._verdict.unanswered[note.publisher] = max(note.told, self._verdict.unanswered.get(note.publisher, 0.0))
+        elif note.publisher not in self._fleet.native:
+            self._fault(f"{title(note)} was left without an answer, and its queue did not flap")
 
     def _went_on(self, hang: Hang, notes: Iterable[Note]) -> None:
         """Whether what goes to queues that stayed was confirmed all the while, to those who were well before.

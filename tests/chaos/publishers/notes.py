@@ -14,6 +14,11 @@ KEYS = 53
 PAUSE = 0.1
 """Seconds until the next try to connect."""
 
+ANSWER_WITHIN = 20.0
+"""Seconds that an AMQP publisher waits for the answer to a publish, before it gives its connection up. RabbitMQ may
+never answer, if the queue was deleted and made anew meanwhile.
+"""
+
 
 @dataclass(frozen=True)
 class Task:

@@ -9,10 +9,9 @@ from aio_pika.abc import AbstractConnection, AbstractExchange
 from aio_pika.exceptions import DeliveryError
 from aiormq.exceptions import PublishError
 
-from tests.chaos.publishers.notes import PAUSE, Notes, Task, task
+from tests.chaos.publishers.notes import ANSWER_WITHIN, PAUSE, Notes, Task, task
 
 AT_ONCE = 100
-ANSWER_WITHIN = 20.0
 LOST = (Exception, asyncio.CancelledError)
 """What aio-pika raises where a connection or a channel is lost: anything, a bare Exception among it (aiormq, measured).
 

@@ -1,14 +1,16 @@
 """Publishes with pika, one message after the other, mandatory and with confirms."""
 
 import itertools
+import signal
 import time
+from types import FrameType
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
-from tests.chaos.publishers.notes import PAUSE, Notes, Task, task
+from tests.chaos.publishers.notes import ANSWER_WITHIN, PAUSE, Notes, Task, task
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -21,12 +23,18 @@ def connect(port: int) -> pika.BlockingConnection:
     )
 
 
+def give_up(signal_number: int, frame: FrameType | None) -> None:
+    """End a wait from outside: pika's own for a confirm has no limit."""
+    raise TimeoutError(f"no answer to a publish within {ANSWER_WITHIN:g} s")
+
+
 def publish(channel: BlockingChannel, todo: Task, notes: Notes, name: str) -> None:
     """Until the connection is lost, or it is time to end."""
     while not notes.over:
         time.sleep(notes.wait())
         number, key = notes.next()
         sent, outcome = time.monotonic(), "unknown"
+        signal.setitimer(signal.ITIMER_REAL, ANSWER_WITHIN)
         try:
             channel.basic_publish(todo.exchange, key, notes.body(number).encode(), PERSISTENT, mandatory=True)
             outcome = "confirmed"
@@ -35,11 +43,13 @@ def publish(channel: BlockingChannel, todo: Task, notes: Notes, name: str) -> No
         except NackError:
             outcome = "nacked"
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             notes.write(name, number, key, sent, outcome)
 
 
 def main() -> None:
     todo = task()
+    signal.signal(signal.SIGALRM, give_up)
     ports = itertools.cycle(todo.ports)
     with Notes(todo) as notes:
         for incarnation in itertools.count(1):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.chaos.history import Change, Deletion, Flap, Hang, History, Limits, Span
-from tests.chaos.oracle import STANDSTILL, Copy, Fleet, Note, Told, Verdict, judge
+from tests.chaos.oracle import STANDSTILL, UNANSWERED, Copy, Fleet, Note, Told, Verdict, judge
 from tests.chaos.plant import PLANTED, RETURNED, planted, returned
 from tests.integration.rings import owner
 
@@ -322,6 +322,27 @@ def test_a_flap_of_which_no_message_is_judged_says_nothing() -> None:
     past.impaired.append(Span(100.0, 110.0))
     (fault,) = judged(NOTES, COPIES, past).faults
     assert fault == "no message was judged while q1 flapped from 103.000: this says nothing"
+
+
+def given_up(*, key: str, sent: float = 104.7, publisher: str = "p") -> list[Note]:
+    """Return the notes of a run, the last one of a message of that key, which nobody answered."""
+    return [*NOTES, Note(publisher, "1", 1000, key, sent, sent + UNANSWERED, Told.UNKNOWN)]
+
+
+def test_a_message_may_be_left_without_an_answer_only_once_its_queue_has_flapped() -> None:
+    key, other = moving().key, next(one.key for one in NOTES if owner(QUEUES, one.key) == "q2")
+    verdict = judged(given_up(key=key, sent=107.0), COPIES, flapping())
+    assert (verdict.faults, verdict.unanswered) == ([], {"p": 107.0 + UNANSWERED})
+    for notes, past in ((given_up(key=key), history()), (given_up(key=other), flapping())):
+        (fault,) = judged(notes, COPIES, past).faults
+        assert fault.startswith("p 1000 (")
+        assert fault.endswith("was left without an answer, and its queue did not flap")
+    assert judged(given_up(key=key, publisher="native"), COPIES, history()).faults == []
+
+
+def test_a_lost_connection_is_no_missing_answer() -> None:
+    (*notes, last) = given_up(key=moving().key)
+    assert judged([*notes, last._replace(told=last.sent + UNANSWERED - 0.1)], COPIES, history()).faults == []
 
 
 def test_a_message_written_down_twice() -> None:
