@@ -110,7 +110,7 @@ class Listener:
         self._refusals: set[_Refusal] = set()
         self._full = False
         """Whether a connection was refused, and none accepted since."""
-        self._draining = False
+        self._draining = self._closed = False
         self._empty = asyncio.Event()
 
     @property
@@ -140,7 +140,12 @@ class Listener:
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     def _accept(self) -> asyncio.Protocol | None:
-        """Return a new session's client socket, or what refuses the client; None if too many are being refused."""
+        """Return a new session's client socket, or what refuses the client; None if the socket is to be closed at once.
+
+        The event loop may have accepted a connection before the listening socket was closed, and hand it over later.
+        """
+        if self._closed:
+            return None
         if self._draining:
             return self._refuse(CONNECTION_FORCED, SHUTTING_DOWN)
         if len(self.sessions) >= self._max_sessions:
@@ -197,7 +202,8 @@ class Listener:
             await self._empty.wait()
 
     def close(self) -> None:
-        """Drop all connections that there are, at once."""
+        """Drop all connections that there are, and those that come yet, at once."""
+        self._closed = True
         if self._server is not None:
             self._server.close()
         for session in list(self.sessions):
