@@ -18,7 +18,8 @@ from testbed.readiness import NOT_READY, answering_version
 from testbed.supervisor import Process, Supervisor
 
 PLUGINS = "rabbitmq_management", "rabbitmq_consistent_hash_exchange", "rabbitmq_event_exchange", "rabbitmq_sharding"
-START_SECONDS = 60
+START_SECONDS = 180
+"""For a start while several nodes, and whatever else, share two cores: 60 s were too few at a load of 20."""
 STOP_SECONDS = 60
 CONTROL_SECONDS = 60
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
