@@ -21,7 +21,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo docs wheel test test-second test-all checked-and-compiled bench chaos chaos-groups fuzz check lock clean
+.PHONY: help demo pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled bench chaos chaos-groups fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -32,8 +32,17 @@ demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 pipeline-demo: $(PIPELINE) ## Show the data pipeline at work: a real sidecar's journal, every job, each report in a browser
 	.venv/bin/python -m testbed.pipeline_demo
 
-test: checked-and-compiled ## Check and test, but for what takes long; with BROKER=sid (or another), test against that RabbitMQ
-	$(if $(BROKER),,$(COMPUTING) $(WITH_COMPILED) -m "not long" tests/unit tests/pipeline)
+quick: $(INSTALLED) ## Lint, and run the unit tests of what has changed, within a minute
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/python -m testbed.quick
+
+test: $(if $(BROKER),,unit) integration ## Check and test, but for what takes long; with BROKER=sid (or another), test against that RabbitMQ
+
+unit: checked-and-compiled ## Of `make test`, all that needs no RabbitMQ, and the Spark jobs
+	$(COMPUTING) $(WITH_COMPILED) -m "not long" tests/unit tests/pipeline
+
+integration: checked-and-compiled ## Of `make test`, what talks to a RabbitMQ
 	$(WAITING) $(WITH_COMPILED) $(if $(BROKER),,-m "not long") $(INTEGRATION)
 
 test-second: checked-and-compiled ## Test what depends on RabbitMQ's version on a second, older RabbitMQ, but for what takes long

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("ring", "proxy", "pipeline")
@@ -69,9 +70,9 @@ def check_works_as_python(target: Path) -> None:
 
 
 def test_every_package_is_installed() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = [file.parent.relative_to(ROOT) for name in PACKAGES for file in (ROOT / name).rglob("__init__.py")]
-    assert sorted(listed) == sorted(".".join(folder.parts) for folder in found)
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    folders = {file.parent.relative_to(ROOT) for name in PACKAGES for file in (ROOT / name).rglob("*.py")}
+    assert set(find_packages(str(ROOT), **patterns)) == {".".join(folder.parts) for folder in folders}
 
 
 def test_by_default_it_is_installed_as_python_and_nothing_is_compiled(tmp_path: Path) -> None:

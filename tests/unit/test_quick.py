@@ -1,0 +1,29 @@
+"""What `make quick` tests, by what has changed."""
+
+from pathlib import Path, PurePath
+
+import pytest
+
+from testbed.quick import selected
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "tests"),
+    [
+        ("proxy/wire/frames.py", {"tests/unit/proxy/wire"}),
+        ("proxy/groups/consuming/tags.py", {"tests/unit/proxy/groups/consuming"}),
+        ("proxy/session/publishing/confirms.py", {"tests/unit/proxy/session"}),
+        ("ring/hashing.py", {"tests/unit/ring/test_hashing.py"}),
+        ("tests/unit/proxy/session/wire.py", {"tests/unit/proxy/session"}),
+        ("tests/unit/test_docs.py", {"tests/unit/test_docs.py"}),
+        ("tests/unit/test_that_was_deleted.py", set()),
+        ("docs/index.md", {"tests/unit/test_docs.py"}),
+        ("deploy/sidecar.yaml", {"tests/unit/test_deploy.py"}),
+        ("pipeline/tables.py", set()),
+        ("setup.py", set()),
+    ],
+)
+def test_a_changed_path_has_the_tests_of_its_folder(path: str, tests: set[str]) -> None:
+    assert selected(PurePath(path), ROOT) == tests
