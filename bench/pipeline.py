@@ -21,8 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from pipeline.__main__ import main as pipeline_main
-from pipeline.rings import RingSpec, to_json
-from pipeline.schema import RECORD
+from pipeline.data.rings import RingSpec, to_json
+from pipeline.data.schema import RECORD
 from pipeline.session import spark_session
 from ring.destination import Destination
 from ring.hashing import slot_of

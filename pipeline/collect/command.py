@@ -9,9 +9,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
-from pipeline.folder import Folder
-from pipeline.journal import read_rings
-from pipeline.rings import to_json
+from pipeline.data.folder import Folder
+from pipeline.data.journal import read_rings
+from pipeline.data.rings import to_json
 from pipeline.session import spark_session
 from pipeline.stream import arguments, messages
 from pipeline.stream.queue import StreamQueue

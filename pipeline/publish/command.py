@@ -15,8 +15,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from pipeline import PipelineError, about
-from pipeline.filesystem import found
+from pipeline import PipelineError
+from pipeline.data.files import found
+from pipeline.data.rings import RingSpec, to_json
+from pipeline.page import about
 from pipeline.publish.commits import CommitLog, read_commits, unfinished
 from pipeline.publish.messages import check_columns, check_rows
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
@@ -25,7 +27,6 @@ from pipeline.publish.pinned import pinned, pinned_again, pinned_in_time
 from pipeline.publish.report import write_report
 from pipeline.publish.routes import hashed_value
 from pipeline.publish.source import QUERY, RingProxy
-from pipeline.rings import RingSpec, to_json
 from pipeline.session import spark_session
 
 _FOR_EACH_BATCH = {"ring", "batch", "run", "commit_log", "task_attempts", "dry_run"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec, parse_ring, to_json
+from pipeline.data.rings import RingSpec, parse_ring, to_json
 
 _VERSION = 1
 """The version of the log's lines."""

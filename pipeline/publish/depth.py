@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from pamqp.commands import Queue
 
 from pipeline import PipelineError
-from pipeline.live import tls_of
+from pipeline.data.live import tls_of
 from pipeline.publish.window import Window
 from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url

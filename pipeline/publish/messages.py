@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 )
 
 from pipeline import PipelineError
-from pipeline.schema import mismatches
-from pipeline.slots import MAX_KEY
+from pipeline.data.schema import mismatches
+from pipeline.stats.slots import MAX_KEY
 from proxy.wire.properties import HEADERS_FLAG, PERSISTENT, Header, PropertyError, encoded
 from ring.hashed import HashedValue, key_of
 

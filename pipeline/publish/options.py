@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import PipelineError
-from pipeline.live import MANAGEMENT
+from pipeline.data.live import MANAGEMENT
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, parse_bool, parse_integer, parse_number
 from proxy.settings.sources import load_settings

@@ -5,9 +5,9 @@ import heapq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from pipeline.data.rings import RingSpec
 from pipeline.publish.routes import hashed_value
-from pipeline.rings import RingSpec
-from pipeline.slots import destination_of_slot, slot_of_key
+from pipeline.stats.slots import destination_of_slot, slot_of_key
 from ring.ring import Ring
 
 

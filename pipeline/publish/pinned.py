@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 
 from pipeline import PipelineError
-from pipeline.live import management, read_ring_of
+from pipeline.data.live import management, read_ring_of
+from pipeline.data.rings import RingSpec, parse_ring
 from pipeline.publish.depth import AwayError, Depths
 from pipeline.publish.options import Options
-from pipeline.publish.patience import Patience
+from pipeline.publish.pacing import Patience
 from pipeline.publish.routes import Routes
-from pipeline.rings import RingSpec, parse_ring
 from proxy.settings.parse import ConfigError
 from proxy.topology.bindings import TopologyError, grouped_by
 from proxy.topology.management import Management, ManagementError, UnansweredError

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from pipeline import plots
-from pipeline.about import About
-from pipeline.formats import count, duration, estimate, percent
-from pipeline.names import natural
+from pipeline.page import plots
+from pipeline.page.about import About
+from pipeline.page.formats import count, duration, estimate, natural, percent
+from pipeline.page.report import Grade, Report
 from pipeline.publish.commits import Write
-from pipeline.report import Grade, Report
 
 
 def write_report(

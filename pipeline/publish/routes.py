@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec
+from pipeline.data.rings import RingSpec
 from proxy.routing.route import Target
 from proxy.wire.content import stamp_of_exchange
 from ring.destination import Destination

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pipeline import PipelineError
-from pipeline.live import tls_of
+from pipeline.data.live import tls_of
 from pipeline.publish.depth import Allowance, Depths
 from pipeline.publish.messages import RowMessage
 from pipeline.publish.options import Options
-from pipeline.publish.pace import Pace
-from pipeline.publish.patience import Patience
+from pipeline.publish.pacing import Pace, Patience
 from pipeline.publish.routes import Routes
 from pipeline.publish.window import Window
 from proxy.process.identity import of_job

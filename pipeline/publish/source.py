@@ -23,13 +23,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline import PipelineError
+from pipeline.data.rings import RingSpec
 from pipeline.publish.commits import CommitLog, TaskResult
 from pipeline.publish.messages import Reader, RowMessage, check_columns
 from pipeline.publish.options import Log, Options, parse
 from pipeline.publish.pinned import pinned, pinned_in_time
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import SendResult, publish
-from pipeline.rings import RingSpec
 
 QUERY = "sql.streaming.queryId"
 """The name of Spark's local property with the id of a stream's checkpoint."""

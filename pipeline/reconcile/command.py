@@ -13,16 +13,18 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
-from pipeline import PipelineError, about, gaps, period
-from pipeline.folder import Folder
-from pipeline.journal import read_records, read_rings
+from pipeline import PipelineError
+from pipeline.data import gaps, period
+from pipeline.data.folder import Folder
+from pipeline.data.journal import read_records, read_rings
+from pipeline.data.rings import RingSpec
+from pipeline.data.tables import TIME, WHOLE, Columns, column, read_table
+from pipeline.page import about
 from pipeline.reconcile.messages import FLAWS, judged, seen_in, summary, together
 from pipeline.reconcile.order import chunks, late
 from pipeline.reconcile.report import report
 from pipeline.reconcile.verdict import is_against, verdict
-from pipeline.rings import RingSpec
 from pipeline.session import spark_session
-from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 
 CLOCKS = 1_000_000
 """The most microseconds by which the clocks of sidecars and consumers are taken to differ."""

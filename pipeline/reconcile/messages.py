@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline.period import Period
+from pipeline.data.period import Period
 
 FLAWS = ("lost", "duplicated", "out_of_order", "wrong_queue", "unexpected", "undetermined", "unconfirmed")
 """The flaws that a message may have, several at once; all are columns of the table messages."""

@@ -6,14 +6,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
-from pipeline import plots
-from pipeline.about import About
-from pipeline.formats import percent
-from pipeline.gaps import Missing
-from pipeline.names import natural
+from pipeline.data.gaps import Missing
+from pipeline.page import plots
+from pipeline.page.about import About
+from pipeline.page.formats import natural, percent
+from pipeline.page.report import Report
 from pipeline.reconcile.messages import FLAWS
 from pipeline.reconcile.verdict import grade
-from pipeline.report import Report
 
 _COLOURS = ("#c62f2f", "#e2a23b", "#7a5bd0", "#b8336a", "#2a78d6", "#b0b7bf")
 _MEANINGS = {

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.page.report import Grade
 from pipeline.reconcile.messages import FLAWS
-from pipeline.report import Grade
 
 _HIDES = {
     "repeated": "repeated message ids",

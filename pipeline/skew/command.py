@@ -5,9 +5,11 @@ It judges every exchange as a whole, and then each of its rings: every change of
 
 import argparse
 
-from pipeline import PipelineError, about, gaps, period
-from pipeline.folder import Folder
-from pipeline.journal import read_records, read_rings
+from pipeline import PipelineError
+from pipeline.data import gaps, period
+from pipeline.data.folder import Folder
+from pipeline.data.journal import read_records, read_rings
+from pipeline.page import about
 from pipeline.session import spark_session
 from pipeline.skew import words
 from pipeline.skew.finder import EXACT, find

@@ -8,11 +8,11 @@ import numpy as np
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec
-from pipeline.sampling import Sample, slots_of
+from pipeline.data.rings import RingSpec
 from pipeline.skew import keys, loads
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
 from pipeline.skew.volumes import Drawn, Volume, volumes
+from pipeline.stats.sampling import Sample, slots_of
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import owners

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.doubt import doubt
-from pipeline.sampling import CONFIDENCE, Estimate, Estimates, Sample
+from pipeline.page.about import doubt
 from pipeline.skew import measures
+from pipeline.stats.sampling import CONFIDENCE, Estimate, Estimates, Sample
 from ring.destination import Destination
 from ring.hashing import SLOTS
 

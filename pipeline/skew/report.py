@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from pipeline import plots
-from pipeline.about import About
-from pipeline.formats import count, estimate, interval, moment, p_value, percent
-from pipeline.gaps import Missing
-from pipeline.names import natural
-from pipeline.report import Grade, Report
-from pipeline.sampling import Estimate
+from pipeline.data.gaps import Missing
+from pipeline.page import plots
+from pipeline.page.about import About
+from pipeline.page.formats import count, estimate, interval, moment, natural, p_value, percent
+from pipeline.page.report import Grade, Report
 from pipeline.skew import measures, words
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
+from pipeline.stats.sampling import Estimate
 
 _MOST_KEYS = 50
 """The most keys of an exchange that the page lists; the Parquet table has all."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.sampling import Sample
+from pipeline.stats.sampling import Sample
 
 
 class Drawn(NamedTuple):

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from pipeline.formats import count, estimate, interval, p_value, percent
-from pipeline.gaps import Missing
-from pipeline.names import shortened
+from pipeline.data.gaps import Missing
+from pipeline.page.formats import count, estimate, interval, p_value, percent, shortened
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 EVEN = 1.1

@@ -14,8 +14,8 @@ import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec, parse_ring
-from pipeline.schema import ALLOWED, RECORD, VERSION
+from pipeline.data.rings import RingSpec, parse_ring
+from pipeline.data.schema import ALLOWED, RECORD, VERSION
 from pipeline.stream.queue import StreamMessage, StreamQueue, ranges
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"

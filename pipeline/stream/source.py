@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from pipeline import PipelineError
-from pipeline.schema import RECORD
+from pipeline.data.schema import RECORD
 from pipeline.stream.messages import records
 from pipeline.stream.queue import MOST_AT_ONCE, StreamQueue, ranges
 

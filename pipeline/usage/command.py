@@ -9,9 +9,11 @@ from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 
-from pipeline import PipelineError, about, gaps, period
-from pipeline.folder import Folder
-from pipeline.journal import read_records, stream_records
+from pipeline import PipelineError
+from pipeline.data import gaps, period
+from pipeline.data.folder import Folder
+from pipeline.data.journal import read_records, stream_records
+from pipeline.page import about
 from pipeline.session import setting, spark_session
 from pipeline.stream import arguments
 from pipeline.stream.queue import StreamQueue

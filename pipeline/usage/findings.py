@@ -10,8 +10,8 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline.gaps import Missing, counted
-from pipeline.sampling import Estimate
+from pipeline.data.gaps import Missing, counted
+from pipeline.stats.sampling import Estimate
 from pipeline.usage.scaling import part
 from pipeline.usage.windows import merged, sums, with_estimates
 

@@ -7,14 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
-from pipeline import plots
-from pipeline.about import About
-from pipeline.doubt import doubt
-from pipeline.formats import Number, about, count, duration, interval, moment, percent, size
-from pipeline.period import ALWAYS, Period
-from pipeline.report import Grade, Report
-from pipeline.sampling import VAGUE
-from pipeline.schema import OUTCOMES
+from pipeline.data.period import ALWAYS, Period
+from pipeline.data.schema import OUTCOMES
+from pipeline.page import plots
+from pipeline.page.about import About, doubt
+from pipeline.page.formats import Number, about, count, duration, interval, moment, percent, size
+from pipeline.page.report import Grade, Report
+from pipeline.stats.sampling import VAGUE
 from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_ROWS, Findings
 

@@ -1,4 +1,4 @@
-"""Estimates of `usage` for all publishes, from a sampled journal, with their 95% intervals: those of pipeline.sampling.
+"""Estimates of `usage` for all publishes, from a sampled journal, with their 95% intervals (pipeline.stats.sampling).
 
 A sample draws slots, each with all messages of its keys, so how far a total may be off depends on how unlike slots are.
 A row of `usage` cannot keep the messages of every slot, and a slot has messages in many rows. Slots are therefore dealt
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DoubleType, StructField, StructType
 
-from pipeline.sampling import Estimate, Sample, quantile
+from pipeline.stats.sampling import Estimate, Sample, quantile
 
 GROUPS = 64
 """A group has the slots with one remainder by it: slots are hashes, so that is a random part of them."""

@@ -8,9 +8,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, gaps, hours
-from pipeline.filesystem import found
-from pipeline.period import ALWAYS, Period
+from pipeline import PipelineError
+from pipeline.data import files as hours
+from pipeline.data import gaps
+from pipeline.data.files import found
+from pipeline.data.period import ALWAYS, Period
 from pipeline.usage.windows import GROUP, merged, usage, with_estimates, with_hour
 
 _HOUR = ("dt", "hour")
@@ -69,7 +71,7 @@ class Tables:
     ) -> Written | None:
         """Write both tables of a journal's records, all of a period of whole hours; return None if it has none.
 
-        `missing` has their gaps (`pipeline.gaps.gaps`).
+        `missing` has their gaps (`pipeline.data.gaps.gaps`).
         The hours that it has are overwritten, others stay; and those stay, unless `overwrite_fewer`, of which a row
         that is written has more records than were read now.
         """

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
-from pipeline.schema import OUTCOMES
+from pipeline.data.schema import OUTCOMES
 from pipeline.usage import latency, scaling
 
 GROUP = ("window", "vhost", "exchange", "ingress", "kind", "destination")

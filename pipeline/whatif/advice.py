@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.rings import RingSpec
+from pipeline.data.rings import RingSpec
 from pipeline.whatif.prediction import Demand, Load, least_over_fair, load, load_by
 from pipeline.whatif.topology import MODULUS
 from ring.destination import MAX_WEIGHT

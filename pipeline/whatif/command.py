@@ -8,13 +8,15 @@ import argparse
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, about, period
-from pipeline.folder import Folder
-from pipeline.journal import read_records
-from pipeline.rings import RingSpec, read_ring, to_json
-from pipeline.sampling import slots_of
+from pipeline import PipelineError
+from pipeline.data import period
+from pipeline.data.folder import Folder
+from pipeline.data.journal import read_records
+from pipeline.data.rings import RingSpec, read_ring, to_json
+from pipeline.data.tables import TEXT, WHOLE, read_table
+from pipeline.page import about
 from pipeline.session import spark_session
-from pipeline.tables import TEXT, WHOLE, read_table
+from pipeline.stats.sampling import slots_of
 from pipeline.whatif.demand import by_slot, moved_keys, of_exchange, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
 from pipeline.whatif.inputs import Inputs, inputs_of_journal, inputs_of_table

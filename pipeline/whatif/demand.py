@@ -6,8 +6,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
-from pipeline.slots import MAX_KEY, slot_of_key
-from pipeline.tables import column
+from pipeline.data.tables import column
+from pipeline.stats.slots import MAX_KEY, slot_of_key
 from pipeline.whatif.prediction import Demand, moved
 from ring.hashing import SLOTS
 from ring.ring import Ring

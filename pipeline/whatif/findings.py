@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.rings import RingSpec
-from pipeline.sampling import Estimate
+from pipeline.data.rings import RingSpec
+from pipeline.stats.sampling import Estimate
 from pipeline.whatif.advice import Advice, advise
 from pipeline.whatif.prediction import Load, load, moved, native_part
 from pipeline.whatif.published import Published, Share

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, period
-from pipeline.journal import read_rings
+from pipeline import PipelineError
+from pipeline.data import period
+from pipeline.data.journal import read_rings
 from pipeline.whatif.demand import bad_rows, of_all_rings
 from pipeline.whatif.present import Present, newest
 

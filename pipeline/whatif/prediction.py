@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.rings import RingSpec
+from pipeline.data.rings import RingSpec
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
 from pipeline.whatif.topology import MODULUS
 from ring.destination import Destination

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
-from pipeline.live import MANAGEMENT, live_ring
-from pipeline.rings import RingSpec, read_ring
+from pipeline.data.live import MANAGEMENT, live_ring
+from pipeline.data.rings import RingSpec, read_ring
 from proxy.settings.parse import ConfigError
 from proxy.settings.sources import load_settings
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.sampling import Estimate, Sample, slots_of
+from pipeline.stats.sampling import Estimate, Sample, slots_of
 from pipeline.whatif.prediction import Demand, Load, least_over_fair
 from ring.destination import Destination
 from ring.hashing import SLOTS

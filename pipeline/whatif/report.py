@@ -7,13 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
-from pipeline import plots
-from pipeline.about import About
-from pipeline.doubt import doubt
-from pipeline.formats import Number, about, count, estimate, interval, percent, size
-from pipeline.names import natural, shortened
-from pipeline.report import Grade, Report
-from pipeline.sampling import Estimate
+from pipeline.page import plots
+from pipeline.page.about import About, doubt
+from pipeline.page.formats import Number, about, count, estimate, interval, natural, percent, shortened, size
+from pipeline.page.report import Grade, Report
+from pipeline.stats.sampling import Estimate
 from pipeline.whatif.findings import Findings
 from pipeline.whatif.prediction import Load
 from ring.destination import Destination

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec
+from pipeline.data.rings import RingSpec
 from ring.destination import Destination, WeightError, parse_weight
 
 MODULUS = "x-modulus-hash"

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.sampling import Estimate
+from pipeline.stats.sampling import Estimate
 from pipeline.whatif.findings import Findings, OverFair
 from pipeline.whatif.published import Counts, Share
 

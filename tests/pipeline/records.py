@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.rings import RingSpec, to_json
+from pipeline.data.rings import RingSpec, to_json
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
 

@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.__main__ import main
-from pipeline.journal import read_records, read_rings
-from pipeline.rings import to_json
-from pipeline.schema import RECORD
+from pipeline.data.journal import read_records, read_rings
+from pipeline.data.rings import to_json
+from pipeline.data.schema import RECORD
 from pipeline.stream.messages import RECORDS, RING
 from pipeline.stream.queue import StreamQueue
 from testbed.broker import Broker

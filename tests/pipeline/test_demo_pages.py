@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from pipeline.report import Grade, Report
+from pipeline.page.report import Grade, Report
 from testbed.browser import running_browser
 from testbed.pipeline_demo.pages import looked_at
 

@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.container import ErrorbarContainer
 from pyspark.sql import Row
 
-from pipeline import plots
-from pipeline.doubt import doubt
-from pipeline.gaps import Missing
-from pipeline.report import Grade
-from pipeline.sampling import Estimate, Sample, slots_of
+from pipeline.data.gaps import Missing
+from pipeline.page import plots
+from pipeline.page.about import doubt
+from pipeline.page.report import Grade
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
 from pipeline.skew.report import _shares, grade
+from pipeline.stats.sampling import Estimate, Sample, slots_of
 from pipeline.whatif.findings import find
 from pipeline.whatif.prediction import Demand
 from pipeline.whatif.published import Published

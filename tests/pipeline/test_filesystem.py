@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.filesystem import content, found
+from pipeline.data.files import content, found
 from tests.pipeline.records import published, ring_of, write_journal
 
 RING = ring_of({"orders.1": 1, "orders.2": 1})

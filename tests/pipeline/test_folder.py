@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.folder import Folder
+from pipeline.data.folder import Folder
 from tests.pipeline.records import published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.formats import Number, about, count, duration, estimate, interval, moment, p_value, percent, size
+from pipeline.page.formats import Number, about, count, duration, estimate, interval, moment, p_value, percent, size
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from pipeline import PipelineError, gaps
-from pipeline.journal import read_records
-from pipeline.period import ALWAYS, Period
+from pipeline import PipelineError
+from pipeline.data import gaps
+from pipeline.data.journal import read_records
+from pipeline.data.period import ALWAYS, Period
 from tests.pipeline.records import START, Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1})

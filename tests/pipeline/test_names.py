@@ -1,6 +1,6 @@
 """The order and the length of names in reports."""
 
-from pipeline.names import natural, shortened
+from pipeline.page.formats import natural, shortened
 
 
 def test_numbers_in_names_count_as_numbers() -> None:

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.journal import read_records
-from pipeline.period import ALWAYS, Period, add_arguments, period_of
+from pipeline.data.journal import read_records
+from pipeline.data.period import ALWAYS, Period, add_arguments, period_of
 from tests.pipeline.records import START, published, ring_of, write_journal
 
 RING = ring_of({"orders.1": 1, "orders.2": 1})

@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
+from pipeline.data.rings import to_json
 from pipeline.publish.messages import check_rows
 from pipeline.publish.options import parse
 from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned
 from pipeline.publish.source import RingProxy
-from pipeline.rings import to_json
 from ring.destination import Destination
 from ring.ring import Ring
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.__main__ import main
 from pipeline.publish.commits import CommitLog, read_commits
-from pipeline.publish.patience import Patience
+from pipeline.publish.pacing import Patience
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, with_login
 from tests.integration.relay import relay

@@ -13,20 +13,19 @@ import pytest
 from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from pipeline import PipelineError
-from pipeline.live import tls_of
+from pipeline.data.live import tls_of
+from pipeline.data.rings import RingSpec, parse_ring, to_json
 from pipeline.publish.command import files_per_batch
 from pipeline.publish.commits import CommitLog, TaskResult, _cut_torn_line, read_commits, unfinished
 from pipeline.publish.depth import Allowance
 from pipeline.publish.messages import Reader, RowMessage, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import tasks_of
-from pipeline.publish.pace import Pace
-from pipeline.publish.patience import Patience
+from pipeline.publish.pacing import Pace, Patience
 from pipeline.publish.pinned import pinned, pinned_again
 from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender
 from pipeline.publish.window import Window
-from pipeline.rings import RingSpec, parse_ring, to_json
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.protocol import PublisherProtocol

@@ -4,11 +4,11 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pipeline import PipelineError
+from pipeline.data.rings import to_json
 from pipeline.publish.options import parse
-from pipeline.publish.patience import Patience
+from pipeline.publish.pacing import Patience
 from pipeline.publish.pinned import pinned_in_time
 from pipeline.publish.source import RingProxy, Task
-from pipeline.rings import to_json
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login
 from tests.integration.relay import management_front, relay

@@ -18,6 +18,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from pipeline import PipelineError
+from pipeline.data.rings import parse_ring, to_json
 from pipeline.publish import sending
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Reader, RowMessage
@@ -26,7 +27,6 @@ from pipeline.publish.pinned import pinned
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import SendResult, publish
 from pipeline.publish.window import Window
-from pipeline.rings import parse_ring, to_json
 from proxy.publisher import connection
 from proxy.settings.config import Settings
 from testbed.node import Node

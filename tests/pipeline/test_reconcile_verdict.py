@@ -1,8 +1,8 @@
 """What a verdict says, by its numbers alone."""
 
+from pipeline.page.report import Grade
 from pipeline.reconcile.messages import FLAWS
 from pipeline.reconcile.verdict import grade, verdict
-from pipeline.report import Grade
 
 
 def test_a_verdict_says_what_may_hide_a_loss() -> None:

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline import PipelineError
-from pipeline.journal import read_records, read_rings
-from pipeline.schema import ALLOWED, RECORD
+from pipeline.data.journal import read_records, read_rings
+from pipeline.data.schema import ALLOWED, RECORD
 from pipeline.session import in_one_line
 from pipeline.stream.messages import RECORDS, records
 from pipeline.stream.queue import StreamMessage, StreamQueue

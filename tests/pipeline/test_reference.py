@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import DataType, StructType, _parse_datatype_string
 
-from pipeline import gaps
 from pipeline.__main__ import JOBS
-from pipeline.period import ALWAYS
+from pipeline.data import gaps
+from pipeline.data.period import ALWAYS
+from pipeline.data.schema import RECORD
 from pipeline.publish.options import CONNECTION, OWN
 from pipeline.reconcile.messages import judged, summary, together
 from pipeline.reconcile.order import chunks, late
-from pipeline.schema import RECORD
 from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS
 from pipeline.usage.windows import usage, with_estimates, with_hour
 from pipeline.whatif.demand import moved_keys, of_journal

@@ -11,10 +11,10 @@ import pytest
 from matplotlib.dates import date2num
 from matplotlib.figure import Figure
 
-from pipeline import about, plots
-from pipeline.formats import percent
-from pipeline.period import ALWAYS, Period
-from pipeline.report import Grade, Report
+from pipeline.data.period import ALWAYS, Period
+from pipeline.page import about, plots
+from pipeline.page.formats import percent
+from pipeline.page.report import Grade, Report
 
 HOUR = datetime(2026, 11, 21, 17, tzinfo=UTC)
 MICROS = int(HOUR.timestamp()) * 1_000_000

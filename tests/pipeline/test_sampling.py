@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.sampling import Estimate, Sample, slots_of
+from pipeline.stats.sampling import Estimate, Sample, slots_of
 
 SLOTS = 1_048_576
 QUEUES = 10

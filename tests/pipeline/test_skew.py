@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.gaps import Missing
-from pipeline.journal import read_records, read_rings
-from pipeline.rings import RingSpec
-from pipeline.sampling import Sample
+from pipeline.data.gaps import Missing
+from pipeline.data.journal import read_records, read_rings
+from pipeline.data.rings import RingSpec
 from pipeline.skew import keys, measures, words
 from pipeline.skew.finder import find
 from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS, Findings, Load, Scope
 from pipeline.skew.report import report
+from pipeline.stats.sampling import Sample
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
 from ring.ring import Ring, owners

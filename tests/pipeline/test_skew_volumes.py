@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.sampling import Sample, slots_of
 from pipeline.skew.volumes import Drawn, volumes
+from pipeline.stats.sampling import Sample, slots_of
 
 SLOTS = 1_048_576
 KEYS = 35_000

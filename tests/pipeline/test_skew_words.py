@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.gaps import Missing
-from pipeline.report import Grade
-from pipeline.sampling import Sample, slots_of
+from pipeline.data.gaps import Missing
+from pipeline.page.report import Grade
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
 from pipeline.skew.report import grade, report
+from pipeline.stats.sampling import Sample, slots_of
 from ring.destination import Destination
 from ring.hashing import SLOTS
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
+from pipeline.stats.slots import MAX_KEY, destination_of_slot, slot_of_key
 from proxy.routing.counters import Counters
 from proxy.routing.route import Route
 from proxy.settings.patterns import Mode

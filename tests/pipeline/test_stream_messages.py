@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline import PipelineError
-from pipeline.schema import RECORD
+from pipeline.data.schema import RECORD
 from pipeline.stream.messages import RECORDS, RING, records
 from pipeline.stream.queue import StreamMessage, StreamQueue, ranges
 from proxy.journal import stream

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline import PipelineError
-from pipeline.schema import RECORD
+from pipeline.data.schema import RECORD
 from pipeline.session import in_one_line
 from pipeline.stream.messages import RECORDS, read_rings, records
 from pipeline.stream.queue import StreamQueue

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.tables import TEXT, TIME, WHOLE, column, read_table
+from pipeline.data.tables import TEXT, TIME, WHOLE, column, read_table
 
 CELLS = ["plain", 'a"b', '"', '""', "a,b", "a\\", 'a\\"b', "\\n", "a\nb", " a ", "'", "é"]
 

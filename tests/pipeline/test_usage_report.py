@@ -11,11 +11,11 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from pyspark.sql import Row, SparkSession
 
-from pipeline import gaps
-from pipeline.journal import read_records
-from pipeline.period import Period
-from pipeline.sampling import Estimate
-from pipeline.schema import OUTCOMES
+from pipeline.data import gaps
+from pipeline.data.journal import read_records
+from pipeline.data.period import Period
+from pipeline.data.schema import OUTCOMES
+from pipeline.stats.sampling import Estimate
 from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, Bar, Findings, find, wider
 from pipeline.usage.report import _latencies, _timeline, report

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-import pipeline.gaps
+import pipeline.data.gaps
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.gaps import gaps, sequences
-from pipeline.journal import read_records, stream_records
+from pipeline.data.gaps import gaps, sequences
+from pipeline.data.journal import read_records, stream_records
 from pipeline.usage.command import SORTED_FROM, follow
 from pipeline.usage.tables import Tables
 from tests.pipeline.records import PROXY, START, published, ring_of, write_journal
@@ -150,13 +150,13 @@ def test_a_file_that_is_there_twice_ends_its_batch_and_no_later_one(
     journal, out = tmp_path / "journal", tmp_path / "out"
     run = ["usage", "--journal", str(journal), "--out", str(out), "--stream"]
     looked: list[list[int]] = []
-    check_once = pipeline.gaps.check_once
+    check_once = pipeline.data.gaps.check_once
 
     def noted(rows: DataFrame, where: str) -> None:
         looked.append(sorted(row["first"] for row in rows.collect()))
         check_once(rows, where)
 
-    monkeypatch.setattr(pipeline.gaps, "check_once", noted)
+    monkeypatch.setattr(pipeline.data.gaps, "check_once", noted)
     write(journal, 1, 10, START)
     assert main(run) == 0
     (file,) = journal.rglob("*.gz")

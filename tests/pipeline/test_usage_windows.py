@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline import PipelineError
-from pipeline.journal import read_records
-from pipeline.schema import OUTCOMES
+from pipeline.data.journal import read_records
+from pipeline.data.schema import OUTCOMES
 from pipeline.usage import latency
 from pipeline.usage.windows import COUNTS, merged, usage, with_estimates
 from tests.pipeline.records import Record, published, ring_of, write_journal

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.__main__ import main
-from pipeline.formats import percent
-from pipeline.rings import to_json
+from pipeline.data.rings import to_json
+from pipeline.page.formats import percent
 from ring.hashing import SLOTS, slot_of
 from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
 from tests.pipeline.reference import names, rows, section

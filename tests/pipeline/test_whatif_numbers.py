@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec, parse_ring, to_json
+from pipeline.data.rings import RingSpec, parse_ring, to_json
 from pipeline.whatif.advice import advise
 from pipeline.whatif.findings import find
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.rings import RingSpec, to_json
+from pipeline.data.rings import RingSpec, to_json
 from pipeline.whatif.present import Present, Trace, ended_with, newest
 from ring.destination import Destination
 from tests.integration.broker_api import VirtualHost

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from pipeline.rings import RingSpec
-from pipeline.sampling import Estimate
+from pipeline.data.rings import RingSpec
+from pipeline.stats.sampling import Estimate
 from pipeline.whatif.findings import Findings, find
 from pipeline.whatif.prediction import Demand, load, moved
 from pipeline.whatif.published import Published

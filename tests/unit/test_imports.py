@@ -309,5 +309,15 @@ def test_the_pipeline_takes_of_the_proxy_what_reads_bindings_and_publishes() -> 
         if top(name) == "proxy" and (ours := module_of(name))
     }
     assert {name for _, name in found} <= PIPELINE_MAY
-    allowed = ("pipeline.publish.", "pipeline.stream.", "pipeline.live", "pipeline.whatif.present")
+    allowed = ("pipeline.publish.", "pipeline.stream.", "pipeline.data.live", "pipeline.whatif.present")
     assert {module for module, _ in found if not module.startswith(allowed)} == set()
+
+
+def test_a_job_of_the_pipeline_takes_nothing_of_another() -> None:
+    folders = {folder.name for folder in (ROOT / "pipeline").iterdir() if folder.is_dir()}
+    shared: dict[str, set[str]] = {"data": set(), "stats": set(), "page": {"data", "stats"}, "stream": {"data"}}
+    for module, imported in PIPELINE.items():
+        folder = (*module.split("."), "")[1]
+        if folder in folders:
+            taken = {name.split(".")[1] for name in imported if name.startswith("pipeline.")} & folders
+            assert taken <= shared.get(folder, set(shared)) | {folder}, module

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
         ("tests/unit/test_that_was_deleted.py", set()),
         ("docs/index.md", {"tests/unit/test_docs.py"}),
         ("deploy/sidecar.yaml", {"tests/unit/test_deploy.py"}),
-        ("pipeline/tables.py", set()),
+        ("pipeline/data/tables.py", set()),
         ("setup.py", set()),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from pipeline.live import read_ring_of
+from pipeline.data.live import read_ring_of
 from proxy.topology.bindings import Behind, Leads
 from proxy.topology.declarations import (
     BindingAdded,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from yarl import URL
 
 from pipeline import PipelineError
-from pipeline.rings import RingSpec
+from pipeline.data.rings import RingSpec
 from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url
 from proxy.settings.parse import ConfigError

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 
-from pipeline.formats import duration
-from pipeline.names import shortened
-from pipeline.sampling import Estimate
+from pipeline.page.formats import duration, shortened
+from pipeline.stats.sampling import Estimate
 
 mpl.use("svg")
 from matplotlib.axis import XAxis

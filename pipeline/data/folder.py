@@ -8,7 +8,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
-from pipeline.filesystem import FAULTS, why
+from pipeline.data.files import FAULTS, why
 
 
 class Folder:

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
-from pipeline.journal import read_records
-from pipeline.period import ALWAYS, Period
+from pipeline.data.journal import read_records
+from pipeline.data.period import ALWAYS, Period
 
 SEQUENCES = "proxy string, first long, last long, since long, until long, records long, file string"
 """The columns that `sequences` returns, as a Spark schema."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import PipelineError
-from pipeline.schema import VERSION
+from pipeline.data.schema import VERSION
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT
 from ring.ring import Ring, fingerprint

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from pipeline import PipelineError
-from pipeline.schema import mismatches
+from pipeline.data.schema import mismatches
 
 TEXT = (StringType, BinaryType)
 WHOLE = (LongType, IntegerType, ShortType, ByteType)

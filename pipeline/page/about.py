@@ -1,9 +1,10 @@
-"""The head of a report: names and values that say which data it is about, for which time, and with which parameters."""
+"""What every report says of its data: names and values at its head, and the doubt that a sample leaves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.formats import count, moment
-from pipeline.period import Period
+from pipeline.data.period import Period
+from pipeline.page.formats import count, moment
+from pipeline.stats.sampling import Estimate, Sample
 
 About = Mapping[str, str | Sequence[str]]
 """The names and values at the head of a report; a value is a text, or a list of them."""
@@ -50,3 +51,21 @@ def _told(value: object) -> str:
             return " ".join(map(str, value))
         case _:
             return str(value)
+
+
+def doubt(sample: Sample, figures: Iterable[Estimate] = ()) -> str:
+    """Return in words what a sample cannot tell of all messages and of these figures; empty if it tells enough.
+
+    A page with such a sentence is not good.
+    """
+    if not sample.unseen:
+        return ""
+    told = []
+    if not sample.holds:
+        told.append(
+            "The keys in the sample are too few or too unequal to tell how large the others are: the true figures may"
+            " lie outside the ranges, more often than in 5 of 100 samples."
+        )
+    if any(figure.is_vague for figure in (sample.total(), *figures)):
+        told.append("The sample is too small for a good answer: a range spans more than a factor of three.")
+    return " ".join(told)

@@ -6,11 +6,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructType
 
-from pipeline import PipelineError, hours
-from pipeline.filesystem import content, found
-from pipeline.period import ALWAYS, Period
-from pipeline.rings import RingSpec, parse_ring
-from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
+from pipeline import PipelineError
+from pipeline.data import files as hours
+from pipeline.data.files import content, found
+from pipeline.data.period import ALWAYS, Period
+from pipeline.data.rings import RingSpec, parse_ring
+from pipeline.data.schema import ALLOWED, RECORD, VERSION, Allowed
 
 CORRUPT = "_corrupt"
 """The column into which Spark puts a line that is no record; null for a record."""

@@ -1,7 +1,8 @@
-"""How reports write numbers: one form for each kind of figure, and none of them in scientific notation."""
+"""How reports write numbers and names: one form for each kind of figure, and none of them in scientific notation."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 _DIGITS = 3
@@ -97,3 +98,21 @@ def _rounded(value: float) -> str:
         return f"<{_LEAST}" if value > 0 else f">-{_LEAST}"
     rounded = float(f"{value:.{_DIGITS - 1}e}")
     return f"{rounded:,.{max(0, _DIGITS - 1 - math.floor(math.log10(abs(rounded))))}f}"
+
+
+_SHOWN = 48
+"""Characters of a name in a plot, which has no room for the 255 that a queue's may have."""
+
+
+def natural(name: str) -> tuple[Sequence[str | int], str]:
+    """Return a key to sort names by, in which numbers count as numbers: orders.2 comes before orders.10."""
+    parts = re.split("([0-9]+)", name)
+    return [int(part) if n % 2 else part for n, part in enumerate(parts)], name
+
+
+def shortened(name: str) -> str:
+    """Return a name that fits beside a plot: the middle of a long one gives way to an ellipsis."""
+    if len(name) <= _SHOWN:
+        return name
+    kept = (_SHOWN - 1) // 2
+    return f"{name[: _SHOWN - 1 - kept]}…{name[-kept:]}"

@@ -1,0 +1,1 @@
+"""Estimates of all that was published, from samples of it."""
