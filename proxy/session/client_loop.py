@@ -2,6 +2,32 @@
 
 Frames that nothing here changes stay in the run of bytes that they came in, and bodies stream through. A basic.publish
 is looked up in the session's routes; `methods.FROM_CLIENT` says which other methods are looked at.
+
+Theory of operation
+-------------------
+
+`_take` walks over the frames of `data`. `i` is the beginning of the present frame, and `data[start:i]` is the run: the
+frames that go on unchanged and are not in `out` yet. The first rule of this table that fits a frame decides on it.
+
+    its channel is not open                    channel 0, a channel.open, or an error: `channel_zero`
+    its channel has a backlog                  the frame joins the backlog
+    its channel is refused or ended            `closing.refused_frame`
+    a body                                     counted off what its content header has announced
+    a method                                   `_method`; the interceptor is asked before `methods.FROM_CLIENT`
+    a content header                           `_header`; it releases the basic.publish that waited for it
+    a heartbeat                                goes on
+    anything else                              an error
+
+A rule answers with `replaced`: None lets the frame join the run, b"" drops it, and other bytes go out in its place. A
+rule that finds that the frame must wait sets `waiting.held`, and `_take` withholds the frame. Four invariants hold:
+
+1. Each channel keeps its order. A channel with a frame that waits has a backlog, and all its later frames join it. The
+   other channels go on, until the backlogs are too large and the whole client is `stalled`.
+2. A frame of this proxy never stands inside a frame of the client's. While the end of a streamed body frame is to come
+   (`way.skip` bytes), such frames wait in `way.own`.
+3. The broker gets the last octet of a frame only if it is the frame-end octet, and takes no broken frame for a whole.
+4. A pass may end amidst `data`: at the end of the session's turn, at a limit, at a fault. All that is left stands in
+   `way.rest`, and none of it has had an effect.
 """
 
 from math import inf

@@ -3,6 +3,27 @@
 This is one of the proxy's three books of delivery tags. It keeps each number, because it must say what an ack with
 `multiple` settles when some of the acked publishes came back. `Republishing` has a dict of the few messages that are
 under way again, which are found by ring id as well. `proxy/publisher/channel.py` keeps receivers, called in order.
+
+Theory of operation
+-------------------
+
+A client with confirms gets exactly one answer for each publish, and the broker's ack of a publish that came back says
+nothing: RabbitMQ acks what it has returned. So three facts decide on a publish, and they come in any order:
+
+    the broker has answered it                       `open` no longer has it, or `waiting` or `due` remembers the ack
+    it came back                                     `returned` has it, with None while it is on its way again
+    what became of its second way                    `returned` has its settlement
+
+The client gets its answer when the broker has acked the publish and either it has not come back, or its settlement is
+known. An ack of one publish that is not settled yet waits in `waiting`. An ack of all publishes up to a number may
+cover settled and unsettled ones. It is kept as that number, `due`, and is paid out from below (`_answers_due`): all up
+to the lowest unsettled publish in one multiple ack, a settled failure as a nack of its own between two acks. The
+publishes beyond the lowest unsettled one must not wait for it, because one slow queue would hold up every other queue
+of the channel. They are answered one by one (`_beyond`), and from then on, up to `_apart`, no multiple ack is sent: it
+would cover the publish that is still on its way.
+
+As long as nothing has come back, none of this costs anything: an ack of a thousand publishes makes one answer, and
+`Unsettled` counts them off page by page.
 """
 
 from collections.abc import Iterable

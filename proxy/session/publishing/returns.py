@@ -3,6 +3,27 @@
 A basic.return comes before the ack of its message on the same channel (5,413 of 5,413, measured), so what it says can
 decide what becomes of the ack. For a message that no queue takes in the end, a client that asked for mandatory gets its
 return. One that did not gets a nack, but for what an exchange of the ring did not deliver: natively, that is acked.
+
+Theory of operation
+-------------------
+
+A message comes back as three kinds of frames, and each kind has a function for the client's channel and one for the
+channel that the session publishes on again (`on_own_channel`).
+
+    basic.return        held back, because it does not say whose message it is               `begin`
+    content header      its stamps, or the notes of the channel, name the publish            `header`
+    body frames         follow the decision that was made at the header                      `body`
+
+The decision is `placement.place_of`, and has three ends:
+
+    a destination       method and header go out at once, each body frame as it comes; the publish is unsettled until
+                        the second way has ended (`Confirms.returned` has None)
+    something unread    the message is parked with its body; `place_parked` decides anew once the reading is there,
+                        with the readings that were tried, so that a message asks for each one once
+    nowhere             the client gets its return if it asked for one, and its ack or nack when the broker's comes
+
+A message that comes back from its second way takes the same three ends, up to MOST_TRIES times. Parked messages of one
+exchange keep their order, and a later one waits behind an earlier one though its own ring is known.
 """
 
 from proxy.outcome import Outcome
