@@ -7,9 +7,9 @@ from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Missing, NoQueue, Refused, Stale
-from proxy.session.publishing.reopening import may_reopen, reopen, rest_of_content
+from proxy.session.publishing.reopening import may_reopen, reopen, reopened, rest_of_content
 from proxy.session.reads import frames
-from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
+from proxy.session.state import EXPECT_METHOD, ChannelState, Phase
 from proxy.settings.hints import TO_CONSUME_FROM_A_RING, TO_PUBLISH_TO_A_RING
 from proxy.settings.rights import to_lanes
 from proxy.topology.bindings import RING_TYPES
@@ -17,25 +17,19 @@ from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_CONSUME,
     BASIC_PUBLISH,
-    BODY,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
     CHANNEL_OPEN,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     FRAME_ERROR,
-    HEADER,
-    HEARTBEAT,
     INTERNAL_ERROR,
-    LEAST_HEADER,
     METHOD,
     NOT_FOUND,
     OVERHEAD,
     REPLY_SUCCESS,
     U16,
     U32,
-    U64,
-    UNEXPECTED_FRAME,
     Fault,
     close_frame,
     method_frame,
@@ -102,7 +96,7 @@ def close_unconfirmed(c: Connection) -> bytes:
         if unsure and channel.routed and channel.state == ChannelState.OPEN and channel.expect == EXPECT_METHOD:
             channel.enter(ChannelState.REFUSING)
             channel.refusal = b""
-            goodbyes += _goodbye(channel)
+            goodbyes += _goodbye(c, channel)
     return goodbyes
 
 
@@ -212,7 +206,7 @@ def refusal(c: Connection, channel: Channel, code: int, text: str, method: int) 
     _ends(c, channel)
     if channel.withheld:
         channel.withheld, channel.expect = False, EXPECT_METHOD
-    return _goodbye(channel) if channel.expect == EXPECT_METHOD else b""
+    return _goodbye(c, channel) if channel.expect == EXPECT_METHOD else b""
 
 
 def _ends(c: Connection, channel: Channel) -> None:
@@ -220,36 +214,15 @@ def _ends(c: Connection, channel: Channel) -> None:
         c.interceptor.channel_ends(channel)
 
 
-def _goodbye(channel: Channel) -> bytes:
+def _goodbye(c: Connection, channel: Channel) -> bytes:
     return close_frame(channel.id, REPLY_SUCCESS, "ringproxy closes the channel")
-
-
-def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Pass the rest of a content on: a method amidst it, such as this proxy's channel.close, would be a 505."""
-    length = end - i - OVERHEAD
-    if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:
-        channel.left = U64.unpack_from(data, i + 11)[0]
-    elif kind == BODY and channel.expect == EXPECT_BODY and length <= channel.left:
-        channel.left -= length
-    elif kind == HEARTBEAT:
-        return None
-    else:
-        raise Fault(UNEXPECTED_FRAME, "another frame where the rest of a content must come")
-    channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
-    if channel.left:
-        return None
-    if end > len(data):
-        c.to_broker.own.append(_goodbye(channel))
-        return None
-    return data[i:end] + _goodbye(channel)
 
 
 def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take what a client sends on a channel that this proxy closes; all is dropped but the rest of a content."""
-    if channel.state == ChannelState.CUT:
-        return rest_of_content(c, channel, kind, data, i, end)
     if channel.expect != EXPECT_METHOD:
-        return _rest_of_content(c, channel, kind, data, i, end)
+        behind = reopened if channel.state == ChannelState.CUT else _goodbye
+        return rest_of_content(c, channel, kind, data, i, end, behind)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
     if method == CHANNEL_CLOSE and channel.state == ChannelState.REFUSING:
         # The broker's close-ok is due yet, and with it what it has to say of earlier publishes.

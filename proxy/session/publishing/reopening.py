@@ -9,6 +9,8 @@ That is possible only where nothing else is lost with the broker's channel: no c
 And a client without confirms could not be told which publishes are lost, so its channel is closed.
 """
 
+from collections.abc import Callable
+
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Reopened
@@ -21,6 +23,7 @@ from proxy.wire.frames import (
     CHANNEL_OPEN,
     CONFIRM_SELECT,
     HEADER,
+    HEARTBEAT,
     LEAST_HEADER,
     OVERHEAD,
     U64,
@@ -84,22 +87,41 @@ def broker_opened(c: Connection, channel: Channel, method: int, data: bytes, i: 
     return b""
 
 
-def rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Pass the rest of a content on that the broker drops; after its end the channel is opened again."""
+def rest_of_content(
+    c: Connection,
+    channel: Channel,
+    kind: int,
+    data: bytes,
+    i: int,
+    end: int,
+    behind: Callable[[Connection, Channel], bytes],
+) -> bytes | None:
+    """Pass the rest of a content on, on a channel that ends, and the frames that `behind` makes after its last frame.
+
+    A method amidst a content would be a connection error (505), so these frames wait for its end.
+    """
     length = end - i - OVERHEAD
     if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:
         channel.left = U64.unpack_from(data, i + 11)[0]
     elif kind == BODY and channel.expect == EXPECT_BODY and length <= channel.left:
         channel.left -= length
+    elif kind == HEARTBEAT:
+        return None
     else:
-        raise Fault(UNEXPECTED_FRAME, "the rest of a content was due")
+        raise Fault(UNEXPECTED_FRAME, "another frame where the rest of a content must come")
     channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
     if channel.left:
         return None
+    frames = behind(c, channel)
+    if end > len(data):
+        c.to_broker.own.append(frames)
+        return None
+    return data[i:end] + frames
+
+
+def reopened(c: Connection, channel: Channel) -> bytes:
+    """Open a channel again behind the content that its client was sending; that publish gets its nack."""
     channel.enter(ChannelState.OPEN)
     cut: Answer = (channel.confirms.number, False, False)
     c.to_client.insert(placement.answer_frames(channel, [cut]))
-    if end > len(data):
-        c.to_broker.own.append(_opening(channel))
-        return None
-    return data[i:end] + _opening(channel)
+    return _opening(channel)
