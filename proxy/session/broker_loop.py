@@ -110,16 +110,16 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
     size, until = len(data), c.turn_ends
     looked: i64 = 0
     i = start = 0
-    if way.skip:
-        i = min(way.skip, size)
-        way.skip -= i
+    if way.body_left:
+        i = min(way.body_left, size)
+        way.body_left -= i
         if way.dropping:
             start = i
-            way.dropping = way.skip > 0
-        if way.own and not way.skip:
+            way.dropping = way.body_left > 0
+        if way.queued and not way.body_left:
             out.append(data[start:i])
-            out += way.own
-            start, way.own = i, []
+            out += way.queued
+            start, way.queued = i, []
     while size - i >= OVERHEAD:
         looked += 1
         if not looked & (_LOOK_EVERY - 1) and monotonic() > until:
@@ -201,9 +201,9 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
                 out.append(replaced)
             start = end
         if end > size:
-            way.skip, way.dropping = end - size, replaced is not None
+            way.body_left, way.dropping = end - size, replaced is not None
             if busy is not None and busy.merge.busy is None:
-                way.own += busy.merge.take_told()
+                way.queued += busy.merge.take_told()
             i = size
             break
         i = end
@@ -246,7 +246,7 @@ def _released(c: Connection) -> bytes:
     out = b""
     channels, c.republishing.released = c.republishing.released, []
     for channel in channels:
-        frames, channel.late = channel.late, []
+        frames, channel.deferred = channel.deferred, []
         for frame in frames:
             method = u32(frame, 7)
             replaced = _METHODS[method](c, channel, method, frame, 0, len(frame))

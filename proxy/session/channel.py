@@ -58,10 +58,10 @@ class Channel:
     """One channel of a client's, from channel.open to the last close-ok; a number opened again gets a new one."""
 
     __slots__ = (
-        "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
-        "id", "key", "last_queue", "late", "left", "merge", "method_start", "naming", "nonce", "owed_close_ok",
-        "pending", "refusal", "reopening", "routed", "sampled", "sampled_at", "state", "transactional",
-        "used_otherwise", "withheld",
+        "backlog", "bits", "body_left_to_client", "confirms", "declaring", "deferred", "exchange", "expect", "frame",
+        "has_other_state", "header_start", "id", "key", "last_queue", "left", "merge", "method_start", "naming",
+        "nonce", "owed_close_ok", "pending", "refusal", "reopening", "republished", "routed", "sampled", "sampled_at",
+        "state", "transactional", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -100,7 +100,7 @@ class Channel:
         """The publishes, and the broker's answers to them."""
         self.transactional = False
         """Whether publishes take effect at tx.commit."""
-        self.used_otherwise = False
+        self.has_other_state = False
         """Whether the client has used the channel for more than publishes, declarations and confirms.
 
         A publish of its own to an exchange behind a ring, such as a lane, counts as more.
@@ -111,14 +111,14 @@ class Channel:
         """Whether a publish of the channel went to a ring's destination, and may come back with stamps."""
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
         """The upper bits of the channel's ring ids, by which they differ from those of all other channels."""
-        self.away = 0
+        self.republished = 0
         """How many publishes of the channel came back and are on their way again."""
-        self.coming = 0
+        self.body_left_to_client = 0
         """Bytes still to come of the body that the broker is sending the client; -1 before its content header.
 
         It is known only while a message of the channel waits for a reading: no frame may stand amidst a content.
         """
-        self.late: list[bytes] = []
+        self.deferred: list[bytes] = []
         """The broker's -oks that wait until no message is on its way again, since their meaning depends on it."""
         self.merge: Merge | None = None
         """The contents that come together on the channel, where an interceptor may send some of its own; else None."""
@@ -150,7 +150,7 @@ class Channel:
         A channel on which this is asked for again is not opened again behind a close: the answer would be lost.
         """
         if self.confirms.answered:
-            self.used_otherwise = True
+            self.has_other_state = True
         else:
             self.confirms.start()
             self.transactional = transactional

@@ -24,7 +24,7 @@ rule that finds that the frame must wait sets `waiting.held`, and `_take` withho
 1. Each channel keeps its order. A channel with a frame that waits has a backlog, and all its later frames join it. The
    other channels go on, until the backlogs are too large and the whole client is `stalled`.
 2. A frame of this proxy never stands inside a frame of the client's. While the end of a streamed body frame is to come
-   (`way.skip` bytes), such frames wait in `way.own`.
+   (`way.body_left` bytes), such frames wait in `way.queued`.
 3. The broker gets the last octet of a frame only if it is the frame-end octet, and takes no broken frame for a whole.
 4. A pass may end amidst `data`: at the end of the session's turn, at a limit, at a fault. All that is left stands in
    `way.rest`, and none of it has had an effect.
@@ -96,7 +96,7 @@ def from_client(c: Connection, data: bytes) -> None:
         return
     if way.rest:
         data, way.rest = way.rest + data, b""
-    inside, behind = way.skip, b""
+    inside, behind = way.body_left, b""
     if waiting.stalled or c.still_crowded():
         # The end of a frame that has begun is taken all the same: nothing that waits can go on before it.
         data, behind = data[:inside], data[inside:]
@@ -117,18 +117,22 @@ def resume(c: Connection) -> None:
     exception is a frame whose beginning waits in a backlog: the backlog of its channel may be taken.
     """
     way, waiting = c.to_broker, c.waiting
-    inside = waiting.channels.get(way.body_of) if way.skip and way.dropping else None
-    if (way.skip and inside is None) or way.more or c.phase > Phase.DRAINING or c.still_crowded():
+    inside = waiting.channels.get(way.body_of) if way.body_left and way.dropping else None
+    if (way.body_left and inside is None) or way.more or c.phase > Phase.DRAINING or c.still_crowded():
         return
     for channel in list(waiting.channels.values()):
         backlog = channel.backlog
-        if backlog is None or not may_go_on(channel, backlog, c.interceptor) or (way.skip and channel is not inside):
+        if (
+            backlog is None
+            or not may_go_on(channel, backlog, c.interceptor)
+            or (way.body_left and channel is not inside)
+        ):
             continue
-        if way.skip:
+        if way.body_left:
             # The body frame is taken from its beginning, so the proxy's own frames need not wait for its end.
-            way.skip, way.dropping = 0, False
-            way.out += way.own
-            inside, way.own = None, []
+            way.body_left, way.dropping = 0, False
+            way.out += way.queued
+            inside, way.queued = None, []
         waiting.remove(channel)
         rest, way.rest, waiting.forced = way.rest, b"", backlog.forced
         _take(c, b"".join(backlog.pieces[: backlog.seen]), inf)
@@ -145,7 +149,7 @@ def resume(c: Connection) -> None:
             return
     if waiting.stalled and waiting.size <= MOST_WITHHELD:
         waiting.stalled = False
-        if not way.skip:
+        if not way.body_left:
             rest, way.rest = way.rest, b""
             _take(c, rest, inf)
 
@@ -166,21 +170,21 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
     i = start = 0
     frames: i64 = 0
     try:
-        if way.skip:
-            i = min(way.skip, size)
+        if way.body_left:
+            i = min(way.body_left, size)
             start = i if way.dropping else 0
-            if i == way.skip and data[i - 1] != END:
+            if i == way.body_left and data[i - 1] != END:
                 # The last byte is not sent on: the broker must not take the frame for whole.
                 i -= 1
                 raise Fault(FRAME_ERROR, "a body frame does not end with the frame-end octet")
             if way.dropping and waiting.channels:
                 waiting.withhold_more(way.body_of, data[:i])
-            way.skip -= i
-            way.dropping = way.dropping and way.skip > 0
-            if way.own and not way.skip:
+            way.body_left -= i
+            way.dropping = way.dropping and way.body_left > 0
+            if way.queued and not way.body_left:
                 out.append(run(data, start, i))
-                out += way.own
-                start, way.own = i, []
+                out += way.queued
+                start, way.queued = i, []
         while size - i >= OVERHEAD:
             head = read_i64_be(data, i)
             kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
@@ -237,7 +241,7 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
                     out.append(replaced)
                 start = end
             if end > size:
-                way.skip, way.dropping, way.body_of = end - size, replaced is not None, number
+                way.body_left, way.dropping, way.body_of = end - size, replaced is not None, number
                 i = size
                 break
             i = end
@@ -302,7 +306,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             channel.frame = data[i:end]
             return b""
         # If an exchange behind a ring does not exist, the 404 may be the answer to the client's own publish to it.
-        channel.used_otherwise |= route.is_behind
+        channel.has_other_state |= route.is_behind
         count(c, channel, route.counters)
     channel.expect = EXPECT_HEADER
     return None
@@ -312,7 +316,7 @@ def _other_method(c: Connection, channel: Channel, method: int, data: bytes, i: 
     """Take any method but basic.publish, of which the interceptor is asked first."""
     handler = _METHODS.get(method)
     if handler is None:
-        channel.used_otherwise = True
+        channel.has_other_state = True
     if c.interceptor is not None:
         replaced = c.interceptor.from_client(channel, method, data, i, end)
         if replaced is not None or c.waiting.held is not None:

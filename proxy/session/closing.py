@@ -63,7 +63,7 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     c.republishing.parking.drop()
     c.events.append(Refused(code, text))
     c.to_client.insert(close_frame(0, code, text, method))
-    if c.opened and not c.to_broker.skip:
+    if c.opened and not c.to_broker.body_left:
         goodbye = close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session")
         c.to_broker.out.append(goodbye)
     else:
@@ -110,7 +110,7 @@ def awaits_answers(c: Connection) -> bool:
     """Return whether the broker has yet to answer something that the client has sent whole."""
     if c.republishing.parking or c.republishing.under_way:
         return True
-    inside = c.to_broker.body_of if c.to_broker.skip else 0
+    inside = c.to_broker.body_of if c.to_broker.body_left else 0
     return any(
         channel.state == ChannelState.REFUSING
         or (channel.state == ChannelState.CLOSING and channel.routed)
@@ -128,19 +128,19 @@ def late_from_client(c: Connection, data: bytes) -> None:
         data, way.rest = way.rest + data, b""
         if way.dropping:
             # The rest of a frame whose beginning the broker has not got.
-            dropped = min(way.skip, len(data))
-            data, way.skip = data[dropped:], way.skip - dropped
-            way.dropping = way.skip > 0
+            dropped = min(way.body_left, len(data))
+            data, way.body_left = data[dropped:], way.body_left - dropped
+            way.dropping = way.body_left > 0
         if data:
             way.out.append(data)
         return
     if way.garbled:
         way.rest = b""
         return
-    methods, way.rest, way.skip = _methods(way.rest + data, way.skip)
+    methods, way.rest, way.body_left = _methods(way.rest + data, way.body_left)
     if CONNECTION_CLOSE in methods:
         # Not `insert`: nothing that the broker is in the midst of goes to the client any more.
-        behind = c.to_client.own or c.to_client.out
+        behind = c.to_client.queued or c.to_client.out
         behind.append(method_frame(0, CONNECTION_CLOSE_OK))
     way.ended |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
@@ -153,16 +153,16 @@ def late_from_broker(c: Connection, data: bytes) -> None:
         if data:
             way.out.append(data)
         return
-    if way.own:
+    if way.queued:
         # The frame that this proxy's wait for goes through to its end.
-        part, data = data[: way.skip], data[way.skip :]
-        way.skip -= len(part)
+        part, data = data[: way.body_left], data[way.body_left :]
+        way.body_left -= len(part)
         if not way.dropping:
             way.out.append(part)
-        if not way.skip:
-            way.out += way.own
-            way.own = []
-    methods, way.rest, way.skip = _methods(way.rest + data, way.skip)
+        if not way.body_left:
+            way.out += way.queued
+            way.queued = []
+    methods, way.rest, way.body_left = _methods(way.rest + data, way.body_left)
     if CONNECTION_CLOSE in methods:
         c.to_broker.out.append(method_frame(0, CONNECTION_CLOSE_OK))
     way.ended |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
@@ -257,7 +257,7 @@ def refuse_open(c: Connection, channel: Channel, text: str) -> None:
 def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
     channel.enter(ChannelState.ABANDONED)
     channel.confirms.abandon()
-    channel.late.clear()
+    channel.deferred.clear()
     held = c.republishing.returning.pop(channel, None)
     if held is not None and held.unroutable is not None:
         c.republishing.gathering -= 1
@@ -315,7 +315,7 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     _ends(c, channel)
     channel.routed = False
     channel.confirms.abandon()
-    channel.late.clear()
+    channel.deferred.clear()
     # The broker checks write access to where a publish goes now, which the client's user may not have.
     refused = [*behind, *(b"amq.default" for exchange in named if exchange in _DEFAULT_EXCHANGE)]
     if code == NOT_FOUND and U32.unpack_from(data, at)[0] == BASIC_CONSUME:
@@ -381,8 +381,8 @@ def note_missing(c: Connection, exchanges: list[bytes]) -> None:
 
 def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the broker's channel.close-ok, which waits behind the answers to messages that came back."""
-    if channel.away and c.phase <= Phase.LEAVING:
-        channel.late.append(data[i:end])
+    if channel.republished and c.phase <= Phase.LEAVING:
+        channel.deferred.append(data[i:end])
         return b""
     if channel.state == ChannelState.REFUSING:
         channel.enter(ChannelState.REFUSED)

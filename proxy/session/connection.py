@@ -106,7 +106,7 @@ class Connection:
     @property
     def paused(self) -> bool:
         """Whether the client is not to be read until the broker has sent more, or a channel that waits goes on."""
-        if self.waiting.stalled and not self.to_broker.skip and self.running:
+        if self.waiting.stalled and not self.to_broker.body_left and self.running:
             return True
         return self.ahead or (self.crowded is not None and self.running)
 

@@ -7,7 +7,8 @@ class Direction:
     """The bytes from one peer to the other peer; a session has two directions, which live as long as it does."""
 
     __slots__ = (
-        "body_of", "cut_off", "dropping", "due", "ended", "frames", "garbled", "more", "out", "own", "rest", "skip",
+        "body_left", "body_of", "cut_off", "dropping", "due", "ended", "frames", "garbled", "more", "out", "queued",
+        "rest",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -16,15 +17,15 @@ class Direction:
         """The beginning of a frame that has not come whole yet, or what the sender has sent ahead of its turn."""
         self.more = False
         """Whether `rest` begins with whole frames that are to be taken in the session's next turn."""
-        self.skip = 0
+        self.body_left = 0
         """Bytes still to come of a body frame whose beginning has been taken; 0 at the boundary of a frame."""
         self.dropping = False
-        """Whether the `skip` bytes to come are dropped, because the beginning of their frame was not sent on either."""
+        """Whether the `body_left` bytes are dropped, because the beginning of their frame was not sent on either."""
         self.body_of = 0
-        """The channel of the body frame that `skip` counts; known only for frames of the client."""
+        """The channel of the body frame that `body_left` counts; known only for frames of the client."""
         self.out: list[Piece] = []
         """The pieces to be written next, in order."""
-        self.own: list[bytes] = []
+        self.queued: list[bytes] = []
         """Frames of this proxy's that wait until the frame under way has gone out whole."""
         self.due: list[bytes] = []
         """Frames of this proxy's that are made while a frame of the sender's is taken, and go out right behind it."""
@@ -39,8 +40,8 @@ class Direction:
 
     def insert(self, frame: bytes) -> None:
         """Send a frame of this proxy's at the next boundary of a frame: at once if none is under way."""
-        if self.skip:
-            self.own.append(frame)
+        if self.body_left:
+            self.queued.append(frame)
         else:
             self.out.append(frame)
 

@@ -43,9 +43,9 @@ class FlowControl:
                 self.keep_alive()
             else:
                 self._client.release()
-        if c.to_broker.own or c.republishing.parking or self._brimming_since is not None:
+        if c.to_broker.queued or c.republishing.parking or self._brimming_since is not None:
             self._hold_back()
-        if self._stopped and (c.to_broker.skip or c.phase > Phase.LEAVING):
+        if self._stopped and (c.to_broker.body_left or c.phase > Phase.LEAVING):
             # What waited for a look-up ended within a frame, whose end has to come; or the client's close-ok is due.
             self.go_on_reading()
 
@@ -61,7 +61,7 @@ class FlowControl:
         """
         c = self._connection
         parking = c.republishing.parking
-        brimming = sum(map(len, c.to_broker.own)) > BUFFER or (parking.size > MOST_PARKED and parking.waits)
+        brimming = sum(map(len, c.to_broker.queued)) > BUFFER or (parking.size > MOST_PARKED and parking.waits)
         since = self._brimming_since
         if brimming and since is None:
             self._broker.hold()
@@ -79,7 +79,7 @@ class FlowControl:
     def stop_reading(self) -> None:
         """Read the client no more, once it is at the end of a frame."""
         c = self._connection
-        if not self._stopped and not c.to_broker.skip and not c.to_client.ended:
+        if not self._stopped and not c.to_broker.body_left and not c.to_client.ended:
             self._stopped = True
             self._client.hold()
 
@@ -97,7 +97,7 @@ class FlowControl:
         c = self._connection
         if c.to_client.out or c.now - self._told_at > c.handshake.heartbeat / 2 > 0:
             self._told_at = c.now
-            if not c.to_client.out and not c.to_client.skip and c.running:
+            if not c.to_client.out and not c.to_client.body_left and c.running:
                 c.to_client.insert(HEARTBEAT_FRAME)
 
     def keep_alive(self) -> None:
@@ -111,9 +111,9 @@ class FlowControl:
         brimming = self._brimming_since is not None
         if not (held or brimming) or not c.handshake.heartbeat or c.phase is Phase.OVER:
             return
-        if held and not c.to_broker.skip and c.opened:
+        if held and not c.to_broker.body_left and c.opened:
             self._broker.write([HEARTBEAT_FRAME])
-        if brimming and not c.to_client.skip and c.running:
+        if brimming and not c.to_client.body_left and c.running:
             self._client.write([HEARTBEAT_FRAME])
         loop = asyncio.get_running_loop()
         self._heartbeat = loop.call_later(c.handshake.heartbeat / 2, self._guarded, self.keep_alive)

@@ -46,7 +46,7 @@ class Session:
         self._head = b""
         self._dialling: asyncio.Task[None] | None = None
         self._seen = Phase.HEADER
-        """The phase that the connection had when `_go_on` looked last."""
+        """The phase that the connection had when `_after_input` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
         self._draining = False
         """Whether this proxy shuts down."""
@@ -55,12 +55,12 @@ class Session:
         self._resting: set[PeerSocket] = set()
         """The sockets that are not read until other sessions have had a turn."""
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
-        self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
+        self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._after_input)
         self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
         self._attendant = Attendant()
         if shared.attend is not None:
             c = self.connection
-            acted = partial(self._guarded, self._acted)
+            acted = partial(self._guarded, self._on_interceptor_action)
             self._attendant = shared.attend(c, lambda: self.client.peer, self._guarded, acted)
             c.interceptor, c.handshake.kept_back = self._attendant.interceptor, self._attendant.kept_back
         self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
@@ -85,7 +85,7 @@ class Session:
                     self._flow.told()
                 if self._flow.is_paused:
                     self._from_client(b"")
-                self._go_on()
+                self._after_input()
             else:
                 self._shared.client_bytes += len(data)
                 if c.phase < Phase.HANDSHAKE:
@@ -93,7 +93,7 @@ class Session:
                 else:
                     take = self._rest_of_frame if c.phase is Phase.DRAINING else self._from_client
                     take(data)
-                    self._go_on()
+                    self._after_input()
             self._waiter.heard.set()
             if time.monotonic() > c.turn_ends:
                 # The event loop would read again at once, up to 32 times, as long as reads are full.
@@ -150,7 +150,7 @@ class Session:
             return
         self.at_end(peer)
         if not self.client.is_open and not self.broker.is_open:
-            self._settle()
+            self._finish()
 
     def flows_again(self, peer: PeerSocket, since: float) -> None:
         """Note that a peer reads again; the opposite peer, unread since the time `since`, is read again."""
@@ -210,7 +210,7 @@ class Session:
     def _rest_of_frame(self, data: bytes) -> None:
         """Take the end of the client's frame and no more: no method can go to the broker amidst a frame."""
         c = self.connection
-        rest = c.to_broker.skip
+        rest = c.to_broker.body_left
         if rest:
             self._from_client(data[:rest])
         if c.running:
@@ -226,7 +226,7 @@ class Session:
             broker_loop.from_broker(self.connection, data)
             if self.connection.events:
                 # What the broker has told counts before more of the client's is taken: a declaration from its -ok on.
-                self._do()
+                self._handle_events()
             if self.connection.waiting.channels:
                 # The broker may have answered what a channel waits for.
                 client_loop.resume(self.connection)
@@ -234,7 +234,7 @@ class Session:
             log.warning("client %s: the broker sent what is not AMQP 0-9-1: %s", self.client.peer, fault)
             self._stop(End.BROKER)
 
-    def _go_on(self) -> None:
+    def _after_input(self) -> None:
         """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
@@ -250,7 +250,7 @@ class Session:
         if seen < Phase.RUNNING and c.opened:
             self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
-            self._leave(is_new=seen is not Phase.LEAVING)
+            self._delay_client_close(is_new=seen is not Phase.LEAVING)
         elif c.phase is Phase.DRAINING and not self._waiter.channels:
             self._end_drain()
         elif seen is Phase.DRAINING and c.phase > Phase.LEAVING and self._deadline is None:
@@ -259,14 +259,14 @@ class Session:
         if c.phase is Phase.REFUSING:
             self._refused()
 
-    def _acted(self) -> None:
+    def _on_interceptor_action(self) -> None:
         """Hand on what the attendant has done, and let channels go on that have waited for it."""
         c = self.connection
         c.now = time.monotonic()
         if c.waiting.channels:
-            self._do()
+            self._handle_events()
             client_loop.resume(c)
-        self._go_on()
+        self._after_input()
         self._waiter.heard.set()
 
     def _guarded(self, do: Callable[[], None]) -> None:
@@ -280,22 +280,22 @@ class Session:
         """See to the events of the core, and write to both peers."""
         c = self.connection
         if c.events:
-            self._do()
+            self._handle_events()
         self._attendant.go_on()
         self.broker.write(c.to_broker.out)
         self.client.write(c.to_client.out)
         if c.to_broker.more:
             self._rest(self.client)
 
-    def _leave(self, *, is_new: bool) -> None:
+    def _delay_client_close(self, *, is_new: bool) -> None:
         """Pass the client's connection.close on, once that loses nothing, or a while later."""
         if not closing.awaits_answers(self.connection):
-            self._left()
+            self._forward_client_close()
         elif is_new:
             self._within(None, End.CLIENT)
-            self._deadline = self._loop.call_later(time_limits.LEAVE_WITHIN, self._guarded, self._left)
+            self._deadline = self._loop.call_later(time_limits.LEAVE_WITHIN, self._guarded, self._forward_client_close)
 
-    def _left(self) -> None:
+    def _forward_client_close(self) -> None:
         c = self.connection
         self._within(None, End.CLIENT)
         if c.phase is Phase.LEAVING:
@@ -304,7 +304,7 @@ class Session:
             if self.client.has_ended:
                 self.at_end(self.client)
 
-    def _do(self) -> None:
+    def _handle_events(self) -> None:
         c = self.connection
         events, c.events = c.events, []
         for event in events:
@@ -333,7 +333,7 @@ class Session:
             return
         is_sound = task.exception() is None
         if self.connection.phase is not Phase.OVER:
-            self._guarded(self._go_on if is_sound else task.result)
+            self._guarded(self._after_input if is_sound else task.result)
         if of_channel and is_sound and self.client.has_ended:
             self._guarded(lambda: self.at_end(self.client))
 
@@ -364,16 +364,16 @@ class Session:
         c.enter(Phase.DRAINING)
         self._flow.stop_reading()
         self._flow.keep_alive()
-        self._go_on()
+        self._after_input()
 
     def _may_close(self) -> bool:
-        """Return whether the attendant lets the session close; if not, `_go_on` asks again."""
+        """Return whether the attendant lets the session close; if not, `_after_input` asks again."""
         if not self._draining:
             self._draining = True
             self._attendant.drain()
         self._held = not self._attendant.may_close
         if self._held:
-            self._go_on()
+            self._after_input()
         return not self._held
 
     def _end_drain(self) -> None:
@@ -398,7 +398,7 @@ class Session:
         self._within(time_limits.CLOSE_WITHIN, End.SHUTDOWN)
         self._flow.go_on_reading()
         closing.refuse(self.connection, CONNECTION_FORCED, SHUTTING_DOWN)
-        self._go_on()
+        self._after_input()
 
     def _refused(self) -> None:
         """Wait for both peers' close-ok after this proxy's connection.close, not for long."""
@@ -440,7 +440,7 @@ class Session:
         log.exception("a defect while serving client %s", self.client.peer)
         self._stop(End.DEFECT)
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         self.connection.enter(Phase.OVER)
         self._attendant.lost()
         self._within(None, End.CLIENT)

@@ -232,7 +232,7 @@ class Session:
         self.over = self.over or c.to_broker.garbled
         self.turns.append(Turn(to_broker, to_client, [repr(event) for event in c.events], c.phase))
         c.events.clear()
-        if not c.to_broker.skip and c.phase not in _PASSING:
+        if not c.to_broker.body_left and c.phase not in _PASSING:
             for one, two in zip(frames := whole_frames(to_broker)[0], frames[1:], strict=False):
                 if two.kind == HEADER and len(one.payload) > 6 and one.kind == METHOD:
                     self._routed.append((one, two))
@@ -247,7 +247,7 @@ class Session:
         if not c.waiting.stalled and not c.ahead:
             assert len(c.to_broker.rest) < c.frame_max + SLACK + OVERHEAD
         assert len(c.to_client.rest) < MOST_FRAME_MAX + OVERHEAD
-        assert len(c.to_client.own) + sum(map(len, c.to_broker.own)) < 4096
+        assert len(c.to_client.queued) + sum(map(len, c.to_broker.queued)) < 4096
 
     @property
     def to_client(self) -> bytes:
@@ -284,7 +284,7 @@ def check(data: bytes) -> None:
         _check_broker_side(data[0] if data else 0, session)
         if session.broker_is_sane and not session.over:
             _, rest = whole_frames(session.to_client)
-            assert not rest or session.c.to_client.skip, f"the client got half a frame: {rest!r}"
+            assert not rest or session.c.to_client.body_left, f"the client got half a frame: {rest!r}"
 
 
 def _check_broker_side(flags: int, session: Session) -> None:
@@ -292,7 +292,7 @@ def _check_broker_side(flags: int, session: Session) -> None:
     channels = set() if flags & _FRESH else {1, 2}
     # Once one side has closed, all passes as it is.
     frames, rest = whole_frames(b"".join(turn.to_broker for turn in session.turns if turn.phase not in _PASSING))
-    may_break_off = c.to_broker.skip or session.refused or c.phase in _PASSING
+    may_break_off = c.to_broker.body_left or session.refused or c.phase in _PASSING
     assert not rest or may_break_off, f"the broker got half a frame: {rest[:200]!r}"
     # Of a channel that it has closed, a broker looks at nothing; what it returns in disorder need not go out in order.
     ignored = channels_closed(session.heard) | (set() if is_orderly(session.heard) else {_SPARE})

@@ -161,7 +161,7 @@ def _passed(
         counters.shadowed[target.destination] += 1
     elif route.stamp:
         counters = c.counter_table.of(route.name, route.why_passed(channel.key, data, i + 7, end - 1))
-    channel.used_otherwise |= route.is_behind
+    channel.has_other_state |= route.is_behind
     count(c, channel, counters)
     header = data[i:end]
     if channel.routed:

@@ -44,9 +44,9 @@ def may_reopen(c: Connection, channel: Channel) -> bool:
         and confirms.answered
         and not confirms.base  # else the answer to confirm.select may be lost
         and not channel.transactional
-        and not channel.used_otherwise
+        and not channel.has_other_state
         and not channel.pending
-        and not channel.late
+        and not channel.deferred
     )
 
 
@@ -114,7 +114,7 @@ def rest_of_content(
         return None
     frames = behind(c, channel)
     if end > len(data):
-        c.to_broker.own.append(frames)
+        c.to_broker.queued.append(frames)
         return None
     return data[i:end] + frames
 

@@ -121,9 +121,9 @@ def end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i
 
 def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take a broker's -ok, which belongs to the channel's first pending request: they are answered in order."""
-    if channel.late or (method == TX_COMMIT_OK and channel.away):
+    if channel.deferred or (method == TX_COMMIT_OK and channel.republished):
         # An -ok waits behind the first that waits, too.
-        channel.late.append(data[i:end])
+        channel.deferred.append(data[i:end])
         return b""
     if not channel.pending or channel.pending[0].ok != method:
         return None

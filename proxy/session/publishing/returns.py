@@ -135,8 +135,8 @@ def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
     confirms = channel.confirms
     if confirms.answered and number > confirms.low and number not in confirms.returned:
         confirms.came_back(number, None)
-    channel.away += 1
-    channel.coming = 0
+    channel.republished += 1
+    channel.body_left_to_client = 0
     c.republishing.gathering += parked.left > 0
     c.republishing.parking.put(parked)
     return parked
@@ -148,11 +148,11 @@ def note_delivery(channel: Channel, kind: int, replaced: bytes | None, data: byt
         return
     if kind == METHOD:
         if replaced is None and U32.unpack_from(data, i + 7)[0] in _CONTENTS:
-            channel.coming = -1
+            channel.body_left_to_client = -1
     elif kind == HEADER:
-        channel.coming = U64.unpack_from(data, i + 11)[0]
-    elif kind == BODY and channel.coming > 0:
-        channel.coming -= end - i - OVERHEAD
+        channel.body_left_to_client = U64.unpack_from(data, i + 11)[0]
+    elif kind == BODY and channel.body_left_to_client > 0:
+        channel.body_left_to_client -= end - i - OVERHEAD
 
 
 def place_parked(c: Connection) -> None:
@@ -161,7 +161,7 @@ def place_parked(c: Connection) -> None:
         while (parked := c.republishing.parking.first(exchange)) is not None and parked.unread is None:
             message = parked.message
             merge = message.channel.merge
-            inside = message.channel.coming or (merge is not None and merge.busy is not None)
+            inside = message.channel.body_left_to_client or (merge is not None and merge.busy is not None)
             if inside or c.phase > Phase.LEAVING:
                 break
             stop = len(parked.header) - 1
@@ -173,7 +173,7 @@ def place_parked(c: Connection) -> None:
                     break
                 to = None
             c.republishing.parking.remove(parked)
-            message.channel.away -= 1
+            message.channel.republished -= 1
             message.since = c.now  # the time of the reading is not the broker's
             if to is not None and placement.publish(c, message, to, parked.header, 7, stop):
                 _send_again(c, parked)
@@ -208,7 +208,7 @@ def _give_back(c: Connection, parked: ParkedMessage) -> None:
     else:
         c.to_client.insert(frames)
         c.republishing.expect(message.channel, Return(b"", parked.left, unroutable=message))
-        message.channel.coming = parked.left if frames else 0
+        message.channel.body_left_to_client = parked.left if frames else 0
 
 
 def _note_unroutable(c: Connection, message: ReturnedMessage) -> None:
@@ -368,7 +368,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if half is not None:
         # The rest of its body will not come.
         c.republishing.parking.remove(half)
-        half.message.channel.away -= 1
+        half.message.channel.republished -= 1
         lost.append(half.message)
     elif ended is not None and ended not in lost:
         lost.append(ended)

@@ -456,7 +456,7 @@ def test_our_close_while_the_client_is_inside_a_frame_drops_the_broker() -> None
     for cut in range(len(data)):
         w = Wire()
         w.client(data[:cut])
-        inside = w.c.to_broker.skip > 0
+        inside = w.c.to_broker.body_left > 0
         refused(w)
         assert w.c.to_broker.cut_off is inside
         assert bool(w.to_broker()) is not inside

@@ -87,7 +87,7 @@ def test_a_commit_ok_waits_for_all_and_what_follows_behind_it() -> None:
     assert w.both(ack(OURS, 1) + ack(2, 7)) == (b"", COMMIT_OK + rest + ack(2, 7))
     assert len(w.c.events) == 1
     channel = w.c.channels[1]
-    assert (list(channel.pending or ()), channel.declaring, channel.late) == ([], 0, [])
+    assert (list(channel.pending or ()), channel.declaring, channel.deferred) == ([], 0, [])
     assert counted(w) == (2, 2, 0, 0, 0, 0)
 
 

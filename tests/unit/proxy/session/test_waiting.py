@@ -84,7 +84,7 @@ def test_a_channel_goes_on_in_the_midst_of_a_frame_of_its_own(passed: bool) -> N
         out += w.client(TRAILING)
         first, second = published(out[len(HEARTBEAT) : -len(TRAILING)])
         assert (first.body, second.key, out.endswith(TRAILING)) == (bytes(100), b"q", True)
-        assert (w.c.waiting.channels, w.c.waiting.size, w.c.to_broker.skip, w.c.to_broker.rest) == ({}, 0, 0, b"")
+        assert (w.c.waiting.channels, w.c.waiting.size, w.c.to_broker.body_left, w.c.to_broker.rest) == ({}, 0, 0, b"")
 
 
 def test_another_channel_waits_for_the_end_of_a_frame_that_waits() -> None:
@@ -232,7 +232,7 @@ def test_a_client_is_read_to_the_end_of_its_frame_however_much_waits() -> None:
             while rest and not w.c.paused:
                 out += w.client(rest[:size])
                 rest = rest[size:]
-            assert w.c.to_broker.skip == 0
+            assert w.c.to_broker.body_left == 0
             w.router.put(("/", "later"), known(QUEUES))
             out += w.resumed()
             while rest:
