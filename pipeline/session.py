@@ -101,8 +101,8 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def in_one_line(text: str) -> str:
     """Return what a user needs of the text of a Spark exception, as one line.
 
-    That is the error that a job raised, the file that cannot be read, the exception of a Python task, or else the first
-    line.
+    The result is the error that a job raised, the file that cannot be read, the exception of a Python task, or else the
+    first line.
     """
     if found := _RAISED.search(text):
         return found[1]

@@ -59,8 +59,8 @@ def challenge(seeds: U64, weights: U64, holders: U16, challengers: Sequence[int]
 def won(seeds: U64, weights: U64, entrants: Sequence[int]) -> NDArray[np.int64]:
     """Return the slots that any of `entrants` owns, in ascending order.
 
-    A slot is given up as soon as another destination beats the entrants there. So a few entrants among n others take
-    about as long as a contest of log2(n) destinations, instead of n.
+    A slot is given up as soon as another destination beats the entrants there. A few entrants among n others therefore
+    take about as long as a contest of log2(n) destinations, instead of n.
     """
     slots, owners = np.arange(SLOTS), np.zeros(SLOTS, np.uint16)
     is_entrant = np.zeros(len(weights), np.bool_)

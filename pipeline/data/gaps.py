@@ -135,8 +135,8 @@ def gaps(rows: DataFrame, within: Period = ALWAYS) -> DataFrame:
 def found(journal: str, records: DataFrame, within: Period) -> Iterator[DataFrame]:
     """Yield the `gaps` of a journal's records in a period. Raises PipelineError for a record that is there twice.
 
-    Records count by their time, and a clock that is set puts some on the other side of the period's ends. So what is
-    missing in it is looked for in the hour before and after it, which is read only if something is.
+    Records count by their time, and a clock that is set puts some on the other side of the period's ends. Where
+    something is missing in the period, the hour before and the hour after it are read as well, and only then.
     """
     rows = sequences(records).persist()
     try:

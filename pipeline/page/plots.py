@@ -58,7 +58,8 @@ def new(height: float) -> tuple[Figure, "Axes"]:
 def legend(axes: "Axes", handles: Sequence[Any] = (), names: Sequence[str] = ()) -> None:
     """Set the legend above the plot, where it covers nothing and a narrow page has room for it.
 
-    Of labels that it finds by itself it leaves out those that begin with "_"; those that are handed over are all shown.
+    A label that matplotlib finds by itself is left out if it begins with "_"; labels that are handed over are all
+    shown.
     """
     if not handles:
         handles, names = axes.get_legend_handles_labels()

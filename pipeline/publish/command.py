@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         _run(options, given, parsed)
     except BaseException:
         if log.exists():
-            # What an earlier run's report says is not all any more.
+            # The report of an earlier run is not complete any more.
             _report(options, log, before, failed=True)
         raise
     _report(options, log, before, failed=False)
@@ -224,7 +224,8 @@ def _publish(
         check_rows(rows)
     except PipelineError as error:
         raise PipelineError(f"--input: {error}{f' (batch {batch})' if batch else ''}: nothing was published") from None
-    # Of no more tasks than there are queues: what is divided among the connections is divided among these.
+    # The tasks are no more than the queues: each setting that is divided among the connections is divided among the
+    # tasks.
     tasks = min(parsed.connections, len(spec.weights))
     told = {**given, "connections": str(tasks), "ring": to_json(spec), "batch": batch}
     prepared(rows, spec, tasks, order).write.format("ringproxy").options(**told).mode("append").save()

@@ -186,7 +186,7 @@ def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        # What stands after the last newline was not written to its end.
+        # A line without a newline at its end was not written whole.
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         lines = [json.loads(line) for line in whole.splitlines()]
     except OSError as error:

@@ -116,7 +116,7 @@ class Allowance:
     """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit.
 
     A queue that is near its limit is sent rows again once a quarter of the limit is free. Once the pauses have grown to
-    the longest, any free room is enough. So a queue whose consumers keep up is not looked at for every row. One
+    the longest, any free room is enough. A queue whose consumers keep up is therefore not looked at for every row. One
     instance serves one task.
     """
 

@@ -58,7 +58,7 @@ class Sender:
     """The sending of one task's rows over a broker connection, until each row is confirmed or `patience` ends.
 
     A row that is lost with a connection, refused or not answered in time is sent again, on a new connection if the
-    present one is gone: once all that is in flight is settled, and before any row behind it. So a queue has its rows
+    present one is gone: once all that is in flight is settled, and before any row behind it. A queue thus has its rows
     in their order, save that some come again.
     """
 
@@ -253,7 +253,7 @@ class Sender:
             else:
                 await self._until(lambda: not window.held or window.lost)
         if self.over:
-            # What is confirmed until then is told.
+            # Rows that are confirmed until then are counted.
             await self._until(lambda: not window.unsettled)
             raise PipelineError(f"{self._stop}; {window.total:,} rows of this task were confirmed before")
 

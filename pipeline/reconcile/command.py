@@ -230,7 +230,7 @@ def _journal(records: DataFrame, ours: Column, options: argparse.Namespace, with
         for row in told
     )
     sample = min(row.sample for row in told)
-    # What was published before --from, or the oldest kept record, has no record here either.
+    # A message that was published before --from, or before the oldest kept record, has no record here either.
     is_whole = within.since is None and missing == gaps.Missing(0, 0) and sample == 1 and not hidden
     until = _until(told) if is_whole else 0
     queues = _queues(known[row.ring] for row in every if row.is_ours and row.ring in known)

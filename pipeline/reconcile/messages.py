@@ -107,7 +107,7 @@ def judged(parts: DataFrame, are_late: DataFrame, queues: Collection[str], withi
     joined = _counted(joined.where(is_journalled | of_ours))
     none, is_anywhere = F.lit(0).cast("long"), is_journalled & ~F.col("placed")
     is_seen, is_confirmed = F.col("copies") > 0, F.col("confirmed") > 0
-    # Of a ring's queue each copy beyond the first is one too many; an exchange may lead to several queues.
+    # In a ring's queue each copy beyond the first is one too many; an exchange may lead to several queues.
     often = F.when(is_anywhere, F.col("most")).otherwise(F.col("copies")) > F.greatest(F.lit(1), "confirmed")
     shares = is_journalled & F.col("shares")
     astray = is_journalled & F.col("placed") & is_seen & (F.size(F.array_except("own_queues", "queues")) > 0)

@@ -46,8 +46,8 @@ def chunks(parts: DataFrame) -> DataFrame:
 def late(placed: DataFrame) -> DataFrame:
     """Return the `message_id` of messages seen later than one that was published after their confirm, from `chunks`.
 
-    By one proxy's clock; nothing tells the order of those that were under way together. Of redelivered messages the
-    first copy counts; those seen at the same position, or without a key, have no order.
+    The times are those of one proxy's clock; nothing tells the order of those that were under way together. A message
+    that was redelivered counts by its first copy; messages seen at the same position, or without a key, have no order.
     """
     before = Window.partitionBy(*ORDERED, "chunk").orderBy("position").rangeBetween(Window.unboundedPreceding, -1)
     # One row for each chunk of a hot key: few, of however many messages.

@@ -40,7 +40,8 @@ def sizes(records: DataFrame) -> DataFrame:
 def whole(records: DataFrame, samples: DataFrame, share: float = 1.0) -> DataFrame:
     """Return the records of the slots that every sample of their exchange has, or of a `share` of those slots.
 
-    Of each key there are all records or none. `samples` has EXCHANGE and its `least` sample. The result has SCOPE.
+    A key has either all of its records there, or none. `samples` has EXCHANGE and its `least` sample. The result has
+    SCOPE.
     """
     slots = F.greatest(F.lit(1), F.round(F.col("least") * share * SLOTS))
     limits = samples.select(*EXCHANGE, slots.alias("_slots"), F.lit(False).alias("across"))

@@ -26,11 +26,11 @@ def chi_squared(keys: Sequence[int], weights: Sequence[int], named: int, slots: 
 
     `named` of them are keys, which fall into any of so many `slots`; the others are slots that stand for theirs.
 
-    A right ring is random too: a slot is a destination's with a chance of its weight's share p. Of n slots a
-    destination then gets n p with a variance of n p (1 - p), which is what the test takes for granted. Of n keys in
-    s slots the ring's own variance, n^2 p (1 - p) / s, comes to that: 1 + n / s times it, by which the statistic is
-    divided. So the more keys there are, the more it is the ring's slots that are tested, and no more than those.
-    With u slots beside them that stand for theirs, the two come to n + u + n (n + 2 u) / s times p (1 - p).
+    A right ring is random too: a slot is a destination's with a chance of its weight's share p. A destination then gets
+    n p of n slots, with a variance of n p (1 - p), which is what the test takes for granted. The ring's own variance of
+    n keys in s slots, n^2 p (1 - p) / s, comes to that: 1 + n / s times it, by which the statistic is divided. The more
+    keys there are, the more it is the ring's slots that are tested, and no more than those. With u slots beside them
+    that stand for theirs, the two come to n + u + n (n + 2 u) / s times p (1 - p).
     """
     total, weight = sum(keys), sum(weights)
     if len(keys) < 2 or not total:

@@ -51,9 +51,9 @@ CONFIDENCE = 0.95
 HEAVY = 4.0
 """A drawn slot may be heavy where it exceeds the mean by this many standard errors of the sum of all lighter ones.
 
-So many standard errors do not come of chance: one such slot would alone decide what all slots that were not drawn are
-expected to have. Lower limits take the heaviest of many heavy-tailed keys out too, and then the rest is estimated too
-low.
+A distance of so many standard errors is no chance: one such slot would alone decide what all slots that were not drawn
+are expected to have. Lower limits take the heaviest of many heavy-tailed keys out too, and then the rest is estimated
+too low.
 """
 
 MOST_HEAVY = 3

@@ -22,7 +22,7 @@ from pipeline import PipelineError
 from proxy.settings.credentials import secret
 from proxy.settings.parse import ConfigError
 
-# What it would print of a connection that fails is in the error.
+# The error that is raised says all that aiormq would log of a connection that fails.
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
 
 PREFETCH = 200

@@ -14,7 +14,7 @@ BOUNDS = tuple(ceil(2 ** (n / _PER_DOUBLING)) for n in range(_FIRST * _PER_DOUBL
 BUCKETS = len(BOUNDS) + 1
 """Bucket 0 is below BOUNDS[0], bucket n from BOUNDS[n - 1] to below BOUNDS[n], the last one from BOUNDS[-1] on."""
 
-# What the logarithm of a power of two may fall short by; no other whole number up to 2^27 comes so near a bound.
+# The logarithm of a power of two may fall short by this much; no other whole number up to 2^27 comes so near a bound.
 _ROUNDING = 1e-12
 
 

@@ -119,7 +119,7 @@ class Tables:
         number = F.lit(batch).alias("batch")
         new = gaps.sequences(records).select("*", number).persist()
         try:
-            if "file" in records.columns:  # What comes from a stream queue may be there twice.
+            if "file" in records.columns:  # Records from a stream queue may be there twice.
                 self._check_once(new, batch)
             own = with_hour(usage(records, self.minutes)).select("*", number)
             _overwrite(own, self._part("usage"), *_HOUR, "batch")
@@ -137,7 +137,7 @@ class Tables:
         """Raise PipelineError if a record of a batch is there twice, or in an earlier batch too.
 
         It is called before anything of the batch is written, so that the batch can come again with one copy of each.
-        Of the earlier batches' sequences it looks only at those that end behind the batch's first number of a proxy.
+        From the earlier batches it looks only at the sequences that end behind the batch's first number of a proxy.
         """
         sequences = self._written(self._part("sequences"), self._part("sequences"))
         if sequences is not None:

@@ -83,7 +83,7 @@ def advise(proposed: RingSpec, demand: Demand) -> Advice:
         tried = replace(proposed, weights={d: weights[names.index(d)] for d in proposed.weights})
         # Most demands have few of all slots: whole rings take longer.
         got = load_by(tried.weights, owners(tried.weights, demand.slots), demand, wanted)
-        # Also from what is worse the search goes on: of where the slots went it shows more than the estimate knew.
+        # The search goes on from worse weights too: the slots that moved show more than the estimate knew.
         if got.max_over_fair < best.load.max_over_fair / (GOOD_ENOUGH if best.spec is proposed else 1.0):
             best = Advice(tried, got)
     return best

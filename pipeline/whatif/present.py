@@ -118,9 +118,9 @@ def ended_with(traces: Sequence[Trace]) -> str | None:
     """Return the ring by which a sidecar published last, of a Trace for each of its rings; None if that is unclear.
 
     A record is numbered when its fate is known, so an old ring's record may come behind a new ring's: the ring is that
-    of the last publish. But a publish that came back goes by a new ring with the time of its first try. So the other
-    ring must have begun before, or all that became of its publishes must have been known before the last publish. Where
-    the sidecar's clock was set back, times say nothing, and all numbers must be behind the other's.
+    of the last publish. But a publish that came back goes by a new ring with the time of its first try. Either the
+    other ring must have begun before, or all that became of its publishes must have been known before the last publish.
+    Where the sidecar's clock was set back, times say nothing, and all numbers must be behind the other's.
     """
     end = max(traces, key=lambda trace: trace.last)
     set_back = end.time_of_last < max(trace.latest for trace in traces)
