@@ -69,7 +69,7 @@ def _parts(arguments: list[str] | None = None) -> list[str]:
     """Return the parts to measure, none for the plots only."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, allow_abbrev=False)
     known = f"{', '.join(PARTS)}, or {PLOTS} to draw what has been measured"
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {known}; default: {', '.join(USUAL)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {known}; default: {', '.join(USUAL)}")
     parser.add_argument("--full", action="store_true", help="all of them")
     options = parser.parse_args(arguments)
     parts: list[str] = options.parts

@@ -39,7 +39,7 @@ def main() -> int:
     """Print seconds, rates and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=__doc__)
     parser.add_argument("--records", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each, in turn (default: 3)")
     parser.add_argument("--folder", type=Path, help="where the journal is made, or is from before (default: nowhere)")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What the kernel knows of a process: CPU time, memory, loaded libraries."""
+"""A process as the kernel knows it: CPU time, memory, loaded libraries."""
 
 import re
 import time

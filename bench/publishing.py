@@ -31,7 +31,7 @@ def main() -> int:
     """Print rates and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m bench.publishing", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each, in turn (default: 3)")
     options = parser.parse_args()
     began_at = os.getloadavg()[0]
     raw: list[float] = []

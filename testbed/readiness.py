@@ -8,7 +8,7 @@ import urllib.request
 from contextlib import closing
 from urllib.parse import unquote, urlsplit
 
-# What a broker that is not up, or not yet wholly up, makes `answering_version` raise.
+# The function `answering_version` raises these for a broker that is not up, or not yet wholly up.
 NOT_READY = (OSError, http.client.HTTPException)
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

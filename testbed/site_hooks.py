@@ -1,4 +1,4 @@
-"""What the site has beside the pages of docs/: mermaid for their drawings, and the other files that they link to.
+"""The site's parts beside the pages of docs/: mermaid for their drawings, and the other files that they link to.
 
 mkdocs calls `on_files` and `on_page_markdown` by their names (mkdocs.yml, `hooks`).
 """
@@ -27,7 +27,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = list(files.documentation_pages())
     while pages:
         for path in sorted(_linked(pages.pop())):
-            # Of a file that does not exist mkdocs tells that the link is broken.
+            # A link to a file that does not exist is reported by mkdocs as broken.
             if not path.startswith("docs/") and OUTSIDE + path not in files.src_uris and (ROOT / path).is_file():
                 added = File.generated(config, OUTSIDE + path, abs_src_path=str(ROOT / path))
                 files.append(added)

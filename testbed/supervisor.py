@@ -1,8 +1,8 @@
 """Processes and a temporary folder that never outlive the Python process that asked for them, however it ends.
 
-`Supervisor` starts this same file as a process in its own session. That process is the parent of everything spawned
-and adopts whatever its children leave behind (it is their subreaper), so killing its children until none is left ends
-them all, without ever looking for a name. It does so when its starter closes the pipe between them or dies.
+`Supervisor` starts this same file as a process in its own session. The supervisor's process is the parent of everything
+spawned and adopts whatever its children leave behind (it is their subreaper), so killing its children until none is
+left ends them all, without ever looking for a name. It does so when its starter closes the pipe between them or dies.
 """
 
 from __future__ import annotations

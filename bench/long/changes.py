@@ -79,7 +79,7 @@ def _queue(amqp_url: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """What `python -m bench.long.changes` does; says so once it has begun."""
+    """Bind and unbind a queue until SIGTERM; say so once it has begun."""
     amqp_url, exchange, queue = sys.argv[1:]
     channel = pika.BlockingConnection(pika.URLParameters(amqp_url)).channel()
     begun, number = time.monotonic(), 0

@@ -104,7 +104,7 @@ async def _run(management_url: str, exchange: str, seconds: float) -> None:
 
 
 def main() -> None:
-    """What `python -m bench.long.fleet` does."""
+    """Do the requests of a fleet for some seconds, and print how many: `python -m bench.long.fleet`."""
     management_url, exchange, seconds = sys.argv[1:]
     asyncio.run(_run(management_url, exchange, float(seconds)))
 

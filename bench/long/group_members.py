@@ -52,8 +52,8 @@ _LOOK_WITHIN: Final = 20.0
 class Readings(Management):
     """The management API, where the first readings of shards are answered by the process itself.
 
-    Each sidecar reads all shards of its group once when it starts. That takes the broker about 1 ms a shard, so 200
-    sidecars and 400 shards would keep it busy for minutes; `group_fleet` measures one such reading by itself.
+    Each sidecar reads all shards of its group once when it starts. One such reading takes the broker about 1 ms a
+    shard, and 200 sidecars and 400 shards would keep it busy for minutes; `group_fleet` measures one reading by itself.
     """
 
     spared = 0

@@ -167,7 +167,7 @@ async def _beside(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """What `python -m bench.long.growth compiled` does, or `python`."""
+    """Run `python -m bench.long.growth compiled`, or `python`."""
     if kind() != sys.argv[1]:
         raise BenchError(f"{kind()} modules: not what was asked for")
     loop = importlib.import_module("uvloop")

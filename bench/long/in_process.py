@@ -1,4 +1,4 @@
-"""What the hot modules themselves cost, without sockets: compiled, and as the Python that they are written in.
+"""The cost of the hot modules themselves, without sockets: compiled, and as the Python that they are written in.
 
 `python -m bench.long.in_process` measures those it imports, and prints a line of JSON.
 """

@@ -20,7 +20,7 @@ ROUNDS, SECONDS = 40, 1.0
 """The rounds and their seconds: more and shorter than elsewhere, since the difference is less than rounds differ by."""
 
 KEYS = [f"key-{number}" for number in range(20_000)]
-"""So many that the keys of a hundredth of the slots, which a sample is of, are about a hundredth of them."""
+"""The keys are so many that a sample of a hundredth of the slots has about a hundredth of the keys."""
 
 SAMPLES = {"no journal": None, "a journal of 1%": "0.01", "a journal of all": "1"}
 """The share of the keys that is journalled, by title; None for no journal."""

@@ -46,7 +46,7 @@ class Session:
             self.sent += self._size
 
     def receive(self) -> None:
-        """What has come."""
+        """Read what has come."""
         self._confirmed.feed(direct.received(self.sock))
 
 
@@ -103,7 +103,7 @@ def _rate(amqp_url: str, messages: Path, count: int, seconds: float) -> tuple[fl
 
 
 def main() -> None:
-    """What `python -m bench.long.many` does."""
+    """Run `python -m bench.long.many`."""
     amqp_url, seconds, file, count = sys.argv[1:]
     messages = wire.load(Path(file))
     size = max(5, direct.CHUNK // int(count))

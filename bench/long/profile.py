@@ -31,7 +31,7 @@ _OWNERS = {
 """By a pattern of the library's file name, the first that fits; `the rest` is what none does."""
 
 _LINE = re.compile(r"^\s*(\d+\.\d+)%\s+(\S+)\s+\[[.k]\]\s+(.+?)\s*$", re.M)
-"""Of perf's report: percent of all samples, library, function."""
+"""A line of perf's report: percent of all samples, library, function."""
 
 
 Samples = dict[tuple[str, str], float]
@@ -39,7 +39,7 @@ Samples = dict[tuple[str, str], float]
 
 
 class _Load(NamedTuple):
-    """What is sent while perf looks on at a process."""
+    """A load that is sent while perf looks on at a process."""
 
     title: str
     run: Callable[[float], object]

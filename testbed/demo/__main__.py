@@ -41,7 +41,7 @@ BEFORE = 500
 EXCHANGE, NATIVE = "orders", "orders-native"
 
 SYNC_INTERVAL, SETTLE_TIME = 1.0, 0.5
-# What a change may take to be followed: the next reading, the settling, and the reading that ends it.
+# A change is followed within the next reading, the settling, and the reading that ends it.
 GRACE = 2 * SYNC_INTERVAL + SETTLE_TIME + 1.0
 
 # The upper 1% point of chi-squared with 3 degrees of freedom.
@@ -159,7 +159,7 @@ def native_name(queue: str) -> str:
 
 @dataclass
 class Change:
-    """What changes the exchange, and who is told of it."""
+    """The changes of the exchange, with those who are told of them."""
 
     topology: Topology
     sidecar: Sidecar

@@ -13,7 +13,7 @@ from pika.spec import Basic, BasicProperties
 
 PREFETCH = 20
 WORK_SECONDS = 0.002
-"""What this program takes for a message, before it acks it."""
+"""The seconds that this program takes for a message, before it acks it."""
 
 
 def received(channel: BlockingChannel, method: Basic.Deliver, _: BasicProperties, body: bytes) -> None:

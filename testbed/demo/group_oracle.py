@@ -1,4 +1,4 @@
-"""What the demo's consumers received: who had which shards, and whether each key came in order."""
+"""The judge of what the demo's consumers received: who had which shards, and whether each key came in order."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

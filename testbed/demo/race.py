@@ -13,7 +13,7 @@ from testbed.demo.publisher import key_of
 from testbed.demo.world import World
 
 TURNS = 5
-"""So many times each lane has its turn."""
+"""The number of turns of each lane."""
 
 LONGEST_TURN = 120.0
 """Seconds after which a turn has failed: a confirm that does not come must not hold up the demo for ever."""

@@ -1,4 +1,4 @@
-"""What a sidecar's admin listener says of a ring."""
+"""A ring as a sidecar's admin listener tells of it."""
 
 import asyncio
 from collections.abc import Mapping

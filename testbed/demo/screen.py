@@ -1,4 +1,4 @@
-"""What the demo shows: lines, bars with the time left, and a table that changes; few lines without a terminal."""
+"""The screen of the demo: lines, bars with the time left, and a table that changes; few lines without a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence

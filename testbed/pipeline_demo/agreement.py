@@ -8,7 +8,7 @@ from testbed.pipeline_demo.jobs import table, verdict_of
 
 
 class Figure(NamedTuple):
-    """What a job says of the whole journal, and of the sample with the ends of the interval."""
+    """A figure that a job tells of the whole journal, and of the sample with the ends of the interval."""
 
     what: str
     whole: float
@@ -30,7 +30,7 @@ class Figure(NamedTuple):
 def of_usage(whole: Path, sample: Path, exchange: str) -> Iterator[Figure]:
     """Yield the messages of each destination, from the two folders that `usage` wrote.
 
-    Of several windows the ends are added up, which makes the interval wider than that of their sum.
+    The ends of several windows are added up, which makes the interval wider than that of their sum.
     """
     names = ("messages_scaled", "messages_low", "messages_high")
     found = [_sums(table(folder / "usage").to_pylist(), exchange, names) for folder in (whole, sample)]

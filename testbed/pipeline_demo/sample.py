@@ -64,7 +64,7 @@ async def compared(jobs: Jobs, folder: Path, vhost: str) -> None:
         *of_skew(folder / "skew", skew, EXCHANGE),
         *of_whatif(of_whole, whatif),
     ]
-    print(f"Of the payments, the whole journal and what the sample of {SAMPLE:.0%} says of it:")
+    print(f"The payments in the whole journal, and by the sample of {SAMPLE:.0%}:")
     for figure in figures:
         print(f"  {figure}")
         jobs.expect("sample", f"{figure.what} is within its interval: {figure}", figure.agrees, True)

@@ -1,4 +1,4 @@
-"""What the demo publishes, over AMQP and by HTTP, and the consumer that notes what arrives."""
+"""The traffic of the demo, over AMQP and by HTTP, and the consumer that notes what arrives."""
 
 import asyncio
 import itertools
