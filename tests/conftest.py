@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""The fixtures and settings of all tests."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.certificates import Authority
 
 # A slow machine is no failure.
 settings.register_profile("ringproxy", deadline=None)
-# What takes long is left out: of each property `make test-all` tries more examples.
+# The quick profile leaves out what takes long: `make test-all` tries more examples of each property.
 settings.register_profile("quick", deadline=None, max_examples=30)
 settings.load_profile("ringproxy")
 

@@ -1,4 +1,4 @@
-"""What tests ask of the processes that they start."""
+"""The questions of tests about the processes that they start."""
 
 import signal
 from pathlib import Path

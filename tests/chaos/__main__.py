@@ -37,22 +37,22 @@ ENOUGH_DELETED = 3
 """Bound queues deleted while their ring could be read: of one of them at least some messages come back."""
 
 SHARP = 0.25
-"""Of the judged messages, the share for which one queue alone must have been possible. The hang of the management API
+"""The share of the judged messages for which one queue alone must have been possible. The hang of the management API
 alone lasts for a third of a short run's single-node half, in which every ring of the time before stays possible.
 """
 
 SHOWN = 20
 
 ADVANCED = "[{rabbit, [{quorum_commands_soft_limit, 100000}]}].\n"
-"""Of each node: a quorum queue that is deleted while a channel has reached this limit at it stops RabbitMQ before 3.12
-from reading that connection, for ever (docs/development/chaos.md, "What long runs have found"). No publisher here
-reaches it.
+"""The configuration of each node: a quorum queue that is deleted while a channel has reached this limit at it stops
+RabbitMQ before 3.12 from reading that connection, for ever (docs/development/chaos.md, "What long runs have found"). No
+publisher here reaches it.
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.chaos", description="Faults under load, and a judgement.")
-    parser.add_argument("--seed", type=int, required=True, help="of the schedule")
+    parser.add_argument("--seed", type=int, required=True, help="seed of the schedule")
     parser.add_argument("--faults", type=int, required=True, help="how many, half of them on a single node")
     arguments = parser.parse_args()
     libraries()

@@ -239,7 +239,7 @@ class Arena:
             assert status == 0, f"{name} ended with status {status}:\n{said[-4000:]}"
 
     def kill_all(self) -> None:
-        """Of what this started: whatever happened, none is left."""
+        """Kill all that this started: whatever happened, none of it is left."""
         for process in self.clients.values():
             process.kill()
             process.wait()

@@ -253,7 +253,7 @@ class Injector:
         return f"{queue} from {before} to {after}"
 
     def _changing(self) -> list[str]:
-        """Of the queues that change, those bound now."""
+        """Return those of the queues that change that are bound now."""
         return [queue for queue in CHANGING if queue in self._queues.history.current]
 
 

@@ -1,4 +1,4 @@
-"""What was really bound, deleted and out of reach, and when: written down by whoever did it, never by the proxy."""
+"""The bindings, deletions and outages as they really were: written down by whoever did it, never by the proxy."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from ring.hashing import slot_of
 from ring.ring import Ring
 
 Weights = Mapping[str, int]
-"""Of the queues bound."""
+"""The weights of the queues that are bound."""
 
 
 class Change(NamedTuple):
@@ -73,7 +73,7 @@ class History:
     """All of a run, in the order that it happened in."""
 
     weights: Weights
-    """What was bound before the first change."""
+    """The weights before the first change."""
     changes: list[Change] = field(default_factory=list)
     deletions: list[Deletion] = field(default_factory=list)
     impaired: list[Span] = field(default_factory=list)
@@ -152,9 +152,9 @@ class Rings:
     def kept(self, key: str, sent: float, latest: float) -> set[str]:
         """Return the queues of a key on rings of new bindings with old ones kept beside them, as a proxy has it.
 
-        What is new counts at once, and what has left must settle, after an outage anew. But a queue that was deleted
-        leaves at once where a message has come back from it. And a queue whose lane was deleted may be off the new ring
-        although its lane was made anew.
+        A new binding counts at once, and one that has left must settle, after an outage anew. But a queue that was
+        deleted leaves at once where a message has come back from it. And a queue whose lane was deleted may be off the
+        new ring although its lane was made anew.
         """
         eras, slot = list(self._between(sent, latest)), slot_of(key.encode())
         deleted, refused = self._deleted(eras[-1].begin, latest), self._refused(sent, latest)

@@ -33,10 +33,10 @@ LOST = (OSError, TimeoutError)
 
 @dataclass(frozen=True)
 class Target:
-    """What the program is told, as JSON in its one argument."""
+    """The target of the program, as JSON in its one argument."""
 
     ports: list[int]
-    """Of this machine: a listener each."""
+    """Ports of this machine: a listener each."""
     exchange: str
     """One with a ring."""
     stop: str

@@ -14,7 +14,7 @@ SLOW = 0.7
 
 
 class Mood(Enum):
-    """What it does."""
+    """The behaviour of the stand-in."""
 
     TRUE = auto()
     DOWN = auto()
@@ -40,7 +40,7 @@ class ManagementFront:
 
     @property
     def mood(self) -> Mood:
-        """What it does with the next request."""
+        """The behaviour at the next request."""
         return self._mood
 
     @mood.setter

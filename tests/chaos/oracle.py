@@ -31,7 +31,7 @@ GONE_AFTER = 0.05
 
 
 class Told(StrEnum):
-    """What a publisher was told of a message."""
+    """The outcome of a message, as its publisher was told."""
 
     CONFIRMED = "confirmed"
     NACKED = "nacked"
@@ -42,11 +42,11 @@ class Told(StrEnum):
 
 
 class Note(NamedTuple):
-    """What one publisher wrote down of one message. Times are monotonic seconds."""
+    """The note of one publisher on one message. Times are monotonic seconds."""
 
     publisher: str
     channel: str
-    """Of this publisher: what keeps the order of a key, such as an AMQP channel or a batch."""
+    """The publisher's unit that keeps the order of a key, such as an AMQP channel or a batch."""
     number: int
     """Counts the messages of this publisher."""
     key: str
@@ -67,14 +67,14 @@ class Copy(NamedTuple):
     publisher: str
     number: int
     exchange: str
-    """Of `x-ring-exchange`; empty where there is none."""
+    """The value of `x-ring-exchange`; empty where there is none."""
     key: str
-    """Of `x-ring-routing-key`; empty where there is none."""
+    """The value of `x-ring-routing-key`; empty where there is none."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What the judge must know of publishers beside their notes."""
+    """The facts about publishers that the judge must know beside their notes."""
 
     exchange: str
     native: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ class Fleet:
 
 @dataclass
 class Verdict:
-    """What was wrong, in words, and how much was looked at."""
+    """The faults that were found, in words, and how much was looked at."""
 
     faults: list[str] = field(default_factory=list)
     outcomes: dict[str, Counter[Told]] = field(default_factory=lambda: defaultdict(Counter))
@@ -101,13 +101,13 @@ class Verdict:
     routed: int = 0
     """Copies of confirmed messages that were judged for routing."""
     by_one_ring: int = 0
-    """Of these, those for which every ring that may have been in force agreed: how sharp this was."""
+    """Copies among these for which every ring that may have been in force agreed: how sharp this was."""
     in_order: int = 0
     """Pairs of messages of one key and channel, next to each other in a queue, that were in order."""
     stale_for: float = 0.0
     """Seconds in which nothing might be routed, as every ring was too old."""
     moved: int = 0
-    """Such pairs that were not, while the ring of their key changed."""
+    """Pairs of this kind that were not in order, while the ring of their key changed."""
     flapped: int = 0
     """Messages of queues that flapped meanwhile, answered in time: none of them may come back."""
     unanswered: dict[str, float] = field(default_factory=dict)

@@ -6,10 +6,10 @@ from tests.chaos.history import History, Limits, Rings
 from tests.chaos.oracle import Copy, Fleet, Note, Told, flapped
 
 PLANTED: tuple[str, ...] = ("was confirmed and is in no queue", "and not in [", "is 2 times in queues")
-"""What the judge must say of the copies."""
+"""The faults that the judge must find in the copies."""
 
 RETURNED = " flapped, and other queues stood"
-"""What the judge must say of a run in which a queue flapped, too."""
+"""The fault that the judge must find in a run in which a queue flapped, too."""
 
 
 def returned(notes: Sequence[Note], history: History, limits: Limits, fleet: Fleet) -> list[Note]:

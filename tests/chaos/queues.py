@@ -105,7 +105,7 @@ class Queues:
                 self.history.lanes_deleted.append(Deletion(queue, begin, time.monotonic()))
 
     def restore(self, node: Node, killed: float) -> dict[str, int]:
-        """What a node, killed at that time, has lost of the bindings is done once more; gives what it had kept of them.
+        """Bind again what a node, killed at that time, has lost of the bindings; return what it had kept of them.
 
         A single node forgets a bind-ok of the last moments (3.10.8, measured: of 1.3 s before, under load), and then
         no publisher reaches that queue.
@@ -251,7 +251,7 @@ class _Taking:
 
         Or, False, once nothing has come for long.
 
-        What the broker says of a queue's length does not tell: a quorum queue that is busy says 0.
+        A queue's length as the broker tells it does not count: a quorum queue that is busy says 0.
         """
         marked = 0.0
         while not self._reached:
@@ -266,9 +266,9 @@ class _Taking:
     def delete(self) -> tuple[float, float]:
         """Delete the queue, and takes what it has sent before; gives when the deletion began and ended.
 
-        What the queue has not sent by then is lost: so the channel is there already, and much may be unacknowledged.
-        Not every consumer of a quorum queue is told of the end (3.10.8, measured): then it is once nothing has come
-        for a while.
+        Messages that the queue has not sent by then are lost: so the channel is there already, and much may be
+        unacknowledged. Not every consumer of a quorum queue is told of the end (3.10.8, measured): then it is once
+        nothing has come for a while.
         """
         begin = time.monotonic()
         self._deleting.queue_delete(self._queue)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What can go wrong."""
+    """The kinds of faults."""
 
     CLIENT_RESET = "client leg: reset"
     CLIENT_VANISH = "client leg: half-open"
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 
 CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
-"""What changes bindings: two of each to one of the others."""
+"""The kinds that change bindings: two of each to one of the others."""
 
 NETWORK = tuple(kind for kind in Kind if " leg: " in kind)
 
@@ -53,7 +53,7 @@ or got messages back.
 """
 
 MEMBERS = tuple(kind for kind in Kind if kind.startswith("member:"))
-"""What members of a group do, or have done to them."""
+"""The kinds that members of a group do, or have done to them."""
 
 DECK = (*(kind for kind in Kind if kind not in MEMBERS), *CHURN)
 """The faults of a round for publishers."""
@@ -80,7 +80,7 @@ class Fault(NamedTuple):
 
 
 def schedule(seed: int, count: int, deck: Sequence[Kind] = DECK) -> list[Fault]:
-    """So many faults. Each round has every kind of the deck, in an order of its own."""
+    """Return `count` faults. Each round has every kind of the deck, in an order of its own."""
     chance = random.Random(seed)
     return [_fault(kind, chance) for kind in itertools.islice(_kinds(chance, deck), count)]
 

@@ -13,14 +13,14 @@ Say = Callable[[str], None]
 
 
 class Effect(NamedTuple):
-    """What a fault was done to, in words, and how many connections or requests it met: with none it does not count."""
+    """The effect of a fault, in words, and how many connections or requests it met: with none it does not count."""
 
     words: str
     met: int = 1
 
 
 Act = Callable[[Fault, random.Random], Awaitable[Effect]]
-"""What does a fault of one kind; its chance is drawn from the fault's `pick`."""
+"""A function that does faults of one kind; its chance is drawn from the fault's `pick`."""
 
 
 class Tracks:

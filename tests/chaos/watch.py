@@ -11,7 +11,7 @@ from tests.chaos.history import History, Span
 from tests.chaos.queues import CHANGING, EXCHANGE, STEADY
 
 PROMPT = 0.75
-"""Seconds. What takes longer, on processors that are all busy, counts as a time in which nobody could have read."""
+"""Seconds. A slower answer, on processors that are all busy, counts as a time in which nobody could have read."""
 
 BETWEEN = 0.5
 

@@ -1,6 +1,6 @@
 """Runs the fuzzers: `python -m tests.fuzz SECONDS` all in turn, `python -m tests.fuzz HARNESS [libFuzzer's flags]` one.
 
-What they find lies in build/fuzz/HARNESS, with the corpus as it has grown.
+The inputs that they find lie in build/fuzz/HARNESS, with the corpus as it has grown.
 """
 
 import importlib
@@ -11,7 +11,7 @@ import sys
 from tests.fuzz.corpus import FOLDER, GROWN, HARNESSES, inputs, pack
 
 _FLAGS = ("-timeout=20", "-rss_limit_mb=1024", "-max_len=2048", "-print_final_stats=1", "-verbosity=1")
-"""Of libFuzzer: an input that takes longer, or more memory, is found."""
+"""Arguments of libFuzzer: an input that takes longer, or more memory, is found."""
 
 
 def fuzz(name: str, flags: list[str]) -> None:

@@ -68,7 +68,7 @@ class Run:
             self._take_out()
 
     def check_order(self) -> None:
-        """What went to one queue on one channel went in the order in which it was published."""
+        """Messages to one queue on one channel went in the order in which they were published."""
         went: dict[tuple[int, bytes], list[int]] = {}
         for sent in published(b"".join(self.sent)):
             went.setdefault((sent.channel, sent.key), []).append(unpack_from(">I", sent.body)[0])

@@ -45,7 +45,7 @@ def _round_trip(data: bytes, framed: bytes, start: int, end: int) -> None:
         back = content.unstamped(stamped, 0, len(stamped), b"", bool(flags & HEADERS))
         if not set(names) & STAMPS_AND_COPIES:
             assert back == data
-        # What was cut goes back at the table's end.
+        # The bytes that were cut go back at the table's end.
         whole = content.unstamped(stamped, 0, len(stamped), removed, bool(flags & HEADERS))
         assert len(whole) == len(data)
 

@@ -1,4 +1,4 @@
-"""What must hold of the frames that one side gets: whole, and each content behind its method, uninterrupted."""
+"""The check of the frames that one side gets: whole, and each content behind its method, uninterrupted."""
 
 from struct import error as struct_error
 from struct import unpack_from

@@ -1,4 +1,4 @@
-"""What comes of random inputs, as lines: `python -m tests.fuzz.equal SEED ROUNDS [CASE ...]`, compiled and not.
+"""The outcomes of random inputs, as lines: `python -m tests.fuzz.equal SEED ROUNDS [CASE ...]`, compiled and not.
 
 tests/unit/test_compiled.py runs it as both and compares. The inputs are those of the harnesses, mutated, and such as
 have numbers at the edges of what integers of 31, 32, 62, 63 and 64 bits hold.

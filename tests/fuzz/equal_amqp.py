@@ -62,7 +62,7 @@ def fuzzed_session(rng: Random, say: Say) -> None:
 
 
 def handshakes(rng: Random, say: Say) -> None:
-    """What a broker and a client agree on, and frames as long as that."""
+    """Say what a broker and a client agree on, and frames as long as that."""
     it = Wire(RINGS)
     it.c = c = Connection(it.tables.table, it.samples.append, frozenset())
     c.phase, c.now = Phase.HANDSHAKE, NOW

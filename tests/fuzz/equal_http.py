@@ -1,4 +1,4 @@
-"""What publishes for HTTP, and its parts, for `equal`."""
+"""The code that publishes for HTTP, and its parts, for `equal`."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -121,7 +121,7 @@ def _name(rng: Random) -> str:
 
 
 def _header(rng: Random) -> Header:
-    """Of random properties that fit."""
+    """Return a header of random properties that fit."""
     made: properties.Properties = {}
     for name in rng.sample(properties.NAMES, rng.randrange(4)):
         with suppress(properties.PropertyError):
@@ -246,7 +246,7 @@ async def _ended(waits: Coroutine[Any, Any, None]) -> Any:
 
 
 def limits(rng: Random, say: Say) -> None:
-    """What is under way, counted."""
+    """Say the counts of what is under way."""
     it = Limits(max(1, number(rng)), max(1, number(rng)))
     for _ in range(12):
         size = number(rng)

@@ -24,7 +24,7 @@ class Journalled:
     """A journal, and what it handed over."""
 
     def __init__(self, rng: Random) -> None:
-        """Of some slots, with few buffers to spare; sequence numbers may be at the edges."""
+        """Make a journal of some slots, with few buffers to spare; sequence numbers may be at the edges."""
         self.handed: list[Filled] = []
         ticks: Iterator[int] = count(1)
         limit = rng.choice((SLOTS, SLOTS, SLOTS // 2, 0, number(rng, 62)))
@@ -40,7 +40,7 @@ class Journalled:
         say((journal.sequence, journal.dropped, journal.idle, len(journal.spare), journal.limit))
         for filled in self.handed:
             say((filled.used, filled.first))
-            # Of a full one, its ends: what is between came from one record.
+            # A full batch is compared at its ends: what is between came from one record.
             for one in (*filled.records[: min(20, filled.used)], filled.records[filled.used - 1]):
                 say(None if one is None else _fields(one))
         attempt(say, journal.abandon)
@@ -100,7 +100,7 @@ def choice(by: Route, slot: int, value: bytes | None, by_message_id: bool) -> Ch
 
 
 def _record(rng: Random, say: Say, routes: list[Route]) -> Record | None:
-    """Of a header that may be wrong, perhaps sent elsewhere since; None where it cannot be made."""
+    """Return a record of a header that may be wrong, perhaps sent elsewhere since; None where it cannot be made."""
     named = wire.header(1, number(rng), 1 << 7, b"\2id")[7:-1]
     data = rng.choice(
         (header(rng, 1, number(rng))[7:-1], mutated(rng, kept_of("content")), named, mutated(rng, [named]))

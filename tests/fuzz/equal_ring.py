@@ -11,7 +11,7 @@ from ring.ring import Ring, owners
 from tests.fuzz.said import Say
 
 _WHOLE = 10
-"""Of so many rounds one compares all slots, and those of a change."""
+"""The number of rounds of which one compares all slots, and those of a change."""
 
 
 def rings(rng: Random, say: Say) -> None:

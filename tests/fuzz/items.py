@@ -18,7 +18,7 @@ _FEW, _MANY = 64, 1 << 20
 
 
 class _Read:
-    """What one chunking gave."""
+    """The result of one chunking."""
 
     def __init__(self, flags: int, body: bytes, rng: Random | None) -> None:
         self.items: list[Item] = []
@@ -50,7 +50,7 @@ def check(data: bytes) -> None:
         body = gzip.compress(body, compresslevel=1, mtime=0)
     whole, cut = _Read(flags, body, None), _Read(flags, body, chance(data))
     if flags & (_GZIP | _PACKED) and whole.error is not None:
-        # Of a piece that turns out broken, nothing is taken.
+        # A piece that turns out broken yields nothing.
         common = min(len(whole.items), len(cut.items))
         assert repr(whole.items[:common]) == repr(cut.items[:common])
     else:

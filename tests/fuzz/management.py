@@ -1,4 +1,4 @@
-"""What the management API answers."""
+"""The answers of the management API."""
 
 import json
 from contextlib import suppress

@@ -26,8 +26,8 @@ from proxy.wire.properties import Header
 from tests.fuzz.steps import Step, steps, written
 
 KINDS = ITEM, STRUCTURED, BATCHED, BINARY, REQUEST, MANAGEMENT = range(6)
-"""What the first byte makes of the others: JSON, steps that each are a header, or a line of credentials, one with the
-path, and JSON."""
+"""The meaning of the other bytes by the first: JSON, steps that each are a header, or a line of credentials, one with
+the path, and JSON."""
 
 _NAMES = [
     b"Routing-Key",
@@ -163,7 +163,7 @@ class _Gate:
 
 
 class _Request:
-    """What is read of a request."""
+    """The result of reading a request."""
 
     def __init__(self, path: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         text = "".join(chr(c) for c in path if 0x20 < c < 0x7F)

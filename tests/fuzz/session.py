@@ -69,11 +69,11 @@ _OPS = 16
 _KINDS = (METHOD, HEADER, BODY)
 _SPARE = 2047
 _CHANNELS = (0, 1, 2, 3, _SPARE)
-"""That steps are about: the last is the proxy's own. From a byte of _FAR on, it is one far beyond."""
+"""The channels that steps are about: the last is the proxy's own. From a byte of _FAR on, it is one far beyond."""
 _FAR = 0xC0
 
 _FOUND = (QUEUES, ring(queue("q9")), known(None, PassReason.NO_BINDINGS), ring(exchange("plain")))
-"""What a look-up finds, by its step's channel."""
+"""The results of a look-up, by its step's channel."""
 
 _FRESH, _CONFIRMING, _TRANSACTIONAL, _SMALL = 1, 2, 4, 8
 """Bits of the first byte: the session before its handshake, the channels' modes, the least frame_max."""
@@ -107,7 +107,7 @@ def _wire(flags: int) -> Wire:
 
 
 class Turn(NamedTuple):
-    """What came of one step."""
+    """The outcome of one step."""
 
     to_broker: bytes
     to_client: bytes
@@ -277,7 +277,7 @@ def run(data: bytes, rng: Random | None = None) -> Session:
 def check(data: bytes) -> None:
     """No bytes of the client's raise anything; chunking makes no difference; both sides get whole frames, in order."""
     whole, cut = run(data), run(data, chance(data))
-    # Of a frame that ends wrongly, or that no broker sends, more or less may have gone out by then.
+    # More or less may have gone out by then of a frame that ends wrongly, or that no broker sends.
     last = min(len(one.turns) - one.over for one in (whole, cut))
     assert whole.turns[:last] == cut.turns[:last]
     for session in (whole, cut):
@@ -294,7 +294,7 @@ def _check_broker_side(flags: int, session: Session) -> None:
     frames, rest = whole_frames(b"".join(turn.to_broker for turn in session.turns if turn.phase not in _PASSING))
     may_break_off = c.to_broker.body_left or session.refused or c.phase in _PASSING
     assert not rest or may_break_off, f"the broker got half a frame: {rest[:200]!r}"
-    # Of a channel that it has closed, a broker looks at nothing; what it returns in disorder need not go out in order.
+    # A broker looks at nothing on a channel that it has closed; what it returns in disorder need not go out in order.
     ignored = channels_closed(session.heard) | (set() if is_orderly(session.heard) else {_SPARE})
     frames = [frame for frame in frames if frame.channel not in ignored]
     got = [content for content in contents(frames, channels) if content.channel != _SPARE]
@@ -370,7 +370,7 @@ def seeds() -> list[bytes]:
     stamped = bare + headers(1, 0, long_string(b"CC", b"x") + long_string(b"x-ring-id", b"y"))
     with_header = properties(1, 5, commands.Basic.Properties(message_id="m", headers={"h": "v"})) + body(1, b"hello")
     hashed = [method(1, 60, 40, b"\0\0" + name + b"\x01k\1") + with_header for name in (b"\x06header", b"\x08property")]
-    # Of a length that steps can say.
+    # The header has a length that steps can say.
     long_header = headers(1, 0, long_string(b"h", b"x" * (31 * 128 - 25)))
     plain = [message(1, b"plain", b"k"), message(2, b"", b"q1", b""), message(1, b"unknown", b"k")]
     answers = [ack(1, 1), ack(1, 4, multiple=True), nack(1, 5), ack(2, 1, multiple=True)]

@@ -33,7 +33,7 @@ def steps(data: bytes) -> Iterator[Step]:
 
 
 def written(steps: Iterable[Step]) -> bytes:
-    """Return the bytes that say these steps. Of long data only the length and the beginning are kept."""
+    """Return the bytes that say these steps. Long data are kept as their length and their beginning only."""
     parts = []
     for op, channel, data in steps:
         if len(data) < _SHORT:

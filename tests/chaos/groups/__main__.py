@@ -59,7 +59,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Run:
-    """What one run is to be."""
+    """The parameters of one run."""
 
     seed: int
     faults: list[Fault]
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def limits(self) -> Limits:
-        """What the judge must know."""
+        """The limits for the judge."""
         shards: dict[str, str] = {}
 
         def shard_of(key: str) -> str:
@@ -90,9 +90,9 @@ class Run:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.chaos.groups", description="A group under faults, and a judgement.")
-    parser.add_argument("--seed", type=int, required=True, help="of the schedule")
+    parser.add_argument("--seed", type=int, required=True, help="seed of the schedule")
     parser.add_argument("--faults", type=int, required=True, help="how many")
-    parser.add_argument("--nodes", type=int, default=1, help="of the cluster; 1 by default")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes of the cluster; 1 by default")
     parser.add_argument("--queues", choices=("quorum", "classic"), default="quorum", help="the type of the shards")
     parser.add_argument(
         "--direct", action="store_true", help="members consume the shards themselves, to show what is possible"

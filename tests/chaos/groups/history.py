@@ -1,4 +1,4 @@
-"""What happened to the members of a group in one run, as they and whoever did it wrote it down; times are monotonic."""
+"""The history of a group's members in one run, as they and whoever did it wrote it down; times are monotonic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +95,7 @@ class Calm(NamedTuple):
     end: float
     members: frozenset[str]
     shown: Sequence[Mapping[str, str | None]] = ()
-    """What each sidecar with members showed at the end: the name of each shard's member, by shard; None for nobody."""
+    """The report of each sidecar with members at the end: the member of each shard; None for nobody."""
     consumers: Mapping[str, int] = {}
     """How many consumers each shard had at the end, as the broker counted them."""
 

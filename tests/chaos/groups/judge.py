@@ -48,7 +48,7 @@ WAKES_WITHIN = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What the judge must know of the group beside its history."""
+    """The facts about the group that the judge must know beside its history."""
 
     shards: Sequence[str]
     shard_of: Callable[[str], str]
@@ -72,7 +72,7 @@ class Gap(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What was wrong, in words, and how much was looked at."""
+    """The faults that were found, in words, and how much was looked at."""
 
     faults: list[str] = field(default_factory=list)
     delivered: Counter[Told] = field(default_factory=Counter)

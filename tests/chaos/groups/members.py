@@ -30,7 +30,7 @@ LIBRARIES: Mapping[str, Sequence[str]] = {
 PACKAGES = ("php-cli", "php-amqplib", "ruby-bunny")
 
 PREFETCH = (20,)
-"""What members have, in turn: the first of each library the first."""
+"""The prefetches of members, in turn: the first of each library gets the first."""
 ACK_WITHIN = 0.02
 """Seconds."""
 NACKED = 0.005
@@ -96,7 +96,7 @@ class Group:
     running: list[Member] = field(default_factory=list)
     ended: list[Member] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """What members did that they should not, in words."""
+    """The mistakes of members, in words."""
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def start(self) -> Member:

@@ -1,4 +1,4 @@
-"""What every publisher does alike: write down what it was told, keep to its rate, and end when it should."""
+"""The common part of every publisher: it writes down what it was told, keeps to its rate, and ends when it should."""
 
 import json
 import sys
@@ -22,11 +22,11 @@ never answer, if the queue was deleted and made anew meanwhile.
 
 @dataclass(frozen=True)
 class Task:
-    """What a publisher is told, as JSON in its one argument; its user and virtual host are the broker's defaults."""
+    """The task of a publisher, as JSON in its one argument; its user and virtual host are the broker's defaults."""
 
     name: str
     ports: list[int]
-    """Of this machine, tried in turn."""
+    """Ports of this machine, tried in turn."""
     exchange: str
     rate: float
     """Messages a second, at most."""
@@ -81,5 +81,5 @@ class Notes:
         return max(due - now, 0.0)
 
     def write(self, channel: str, number: int, key: str, sent: float, outcome: str) -> None:
-        """What was said of one, now."""
+        """Write down the outcome of one message, known now."""
         self._file.write(f"{channel} {number} {key} {sent:.6f} {time.monotonic():.6f} {outcome}\n")

@@ -13,7 +13,8 @@ from tests.chaos.publishers.notes import ANSWER_WITHIN, PAUSE, Notes, Task, task
 
 AT_ONCE = 100
 LOST = (Exception, asyncio.CancelledError)
-"""What aio-pika raises where a connection or a channel is lost: anything, a bare Exception among it (aiormq, measured).
+"""Anything may be raised by aio-pika where a connection or a channel is lost, a bare Exception among it (aiormq,
+measured).
 
 A mistake of this program's own is seen all the same: nothing would be confirmed once all is well again.
 """

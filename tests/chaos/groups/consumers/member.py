@@ -1,4 +1,4 @@
-"""What members in every language do alike, and what they write down.
+"""The common part of members in every language, and of what they write down.
 
 A member is told a `Task` as JSON in its one argument. It consumes until its standard input ends, or says one of these:
 
@@ -38,11 +38,11 @@ PAUSE = 0.1
 
 @dataclass(frozen=True)
 class Task:
-    """What a member is told; its user and virtual host are the broker's defaults."""
+    """The task of a member; its user and virtual host are the broker's defaults."""
 
     name: str
     ports: list[int]
-    """Of this machine, tried in turn."""
+    """Ports of this machine, tried in turn."""
     sources: list[str]
     """The names to consume: of the group's exchange, or of the shards."""
     prefetch: int
@@ -105,7 +105,7 @@ class Acks:
 
 
 class Commands:
-    """What a member is told while it runs; a thread reads it, and ends the process with its standard input."""
+    """The commands to a running member; a thread reads them, and ends the process with its standard input."""
 
     def __init__(self) -> None:
         self.holding = False

@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from tests.chaos.groups.consumers.member import CANCELLED_FOR, PAUSE, Acks, Commands, Lines, Task, task
 
 LOST = (Exception, asyncio.CancelledError)
-"""What aio-pika raises where a connection or a channel is lost: anything."""
+"""Anything may be raised by aio-pika where a connection or a channel is lost."""
 
 
 class Gone(Exception):  # noqa: N818
