@@ -11,7 +11,7 @@ from pipeline import PipelineError
 JOBS = {
     "usage": "which queue is hot, and when: messages, outcomes and latencies by time and queue",
     "skew": "which keys are hot, and whether keys or the ring make a load uneven",
-    "whatif": "what a change of queues or weights would move, before you make it",
+    "whatif": "the effect of a change of queues or weights, before you make it",
     "publish": "publish a table's rows, each straight to the queue of its key, with confirms",
     "collect": "copy the journal from a stream queue into files, which the other jobs read",
     "reconcile": "whether every confirmed message was seen by a consumer",
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PipelineError as error:
         print(f"pipeline {options.job}: {error}", file=sys.stderr)
         return 2
-    except Exception:  # a defect of ours, which must not pass for a verdict
+    except Exception:  # an unexpected error must not pass for a verdict
         traceback.print_exc()
         return 2
 

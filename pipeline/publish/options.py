@@ -20,7 +20,7 @@ CONNECTION = {
     "machine that publishes",
     "lookup_timeout": "seconds that one attempt to connect to the broker may take",
     "confirm_timeout": "seconds that a row waits for the broker's confirm before it is sent again",
-    "on_dead_letter": "what to do if a queue would dead-letter under its own name: pass and refuse publish nothing, "
+    "on_dead_letter": "the behaviour if a queue would dead-letter under its own name: pass and refuse publish nothing, "
     "rewrite publishes",
 }
 """The sidecar's settings that count here too, by their names, and what they mean here."""

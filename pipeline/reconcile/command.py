@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
         page = report(told, journal.missing, by_queue, worst, head)
         if within.is_limited:
             page.text(
-                f"This page is about records {within}. What consumers saw at other times counts if it has such a"
+                f"This page is about records {within}. A message that was seen at another time counts if it has such a"
                 " record. An id that another message has too is noticed if that message has a record in this time or"
                 " in the hour before or after."
             )

@@ -73,7 +73,7 @@ def report(
 def _what_is_not_known(told: Mapping[str, Any], missing: Missing) -> str:
     limits = {
         "repeated": "{:,} message ids are not unique: one message with that id was confirmed, and another has arrived,"
-        " or may have. What was lost of them is the least that it may be, since a copy of another, or one that was"
+        " or may have. The number of lost ones is the least that it may be, since a copy of another, or one that was"
         " delivered again, hides a lost one.",
         "anywhere": "{:,} messages went to an exchange, or were left to RabbitMQ to route, and may be in any queue, or"
         " in several. One copy is enough for each confirm, so that a copy that is lost beside it is not found.",

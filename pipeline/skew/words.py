@@ -125,11 +125,11 @@ def remedies(found: Findings) -> list[str]:
     """Return the sentences that say what helps against the load; empty if it needs no help."""
     if found.unfixable or found.maybe_unfixable:
         return [
-            "What helps: split such a key in the publisher, say into KEY/0 to KEY/7, or publish it to an exchange of"
+            "A remedy: split such a key in the publisher, say into KEY/0 to KEY/7, or publish it to an exchange of"
             " its own. All messages of one key go to one queue. A new queue or other weights only take other keys away"
             " from that queue, and never a part of this key."
         ]
-    return ["What helps: other weights. The job whatif finds some."] if is_uneven(found) else []
+    return ["A remedy: other weights. The job whatif finds some."] if is_uneven(found) else []
 
 
 def of_missing(missing: Missing) -> str:

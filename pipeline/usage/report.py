@@ -102,7 +102,9 @@ def report(found: Findings, head: About, within: Period = ALWAYS, kept: Sequence
         numbers = (
             "from its oldest kept to its last" if within.since is None else "from its first to its last in that time"
         )
-        made.text(f"No: each sidecar's record numbers are complete {numbers}. What it lost later cannot be seen.")
+        made.text(
+            f"No: each sidecar's record numbers are complete {numbers}. Records that it lost later cannot be seen."
+        )
     if before := str(found.missing):
         made.text(before)
     if kept:

@@ -41,7 +41,7 @@ def limits(told: Mapping[str, Any]) -> str:
     judged = f"Over the limit: {over}." if over else f"Within the limits: {' and '.join(words.values())}."
     if uncertain:
         judged += (
-            f" What is not in the sample may decide otherwise, since the interval has the limit in it: {uncertain}."
+            f" Messages outside the sample may decide otherwise, since the interval spans the limit: {uncertain}."
         )
     return judged
 

@@ -20,13 +20,13 @@ def spark() -> Iterator[SparkSession]:
     settings = {
         "spark.master": "local[2, 2]",
         "spark.sql.shuffle.partitions": "4",
-        # So short jobs repay neither code made for them (`make pipeline-demo` runs it) nor Java's second compiler.
+        # The short jobs repay neither code made for them (`make pipeline-demo` runs it) nor Java's second compiler.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.driver.defaultJavaOptions": " ".join(
             (
                 "-XX:TieredStopAtLevel=1",
-                # That compiler's code cache is of 48 MB, which fills, and then code is thrown away and made again.
+                # The first compiler's code cache is of 48 MB, which fills, and then code is thrown away and made again.
                 "-XX:ReservedCodeCacheSize=240m",
                 "-XX:-UseCodeCacheFlushing",
                 "-XX:-MethodFlushing",

@@ -1,4 +1,4 @@
-"""What the tests of publishing need: tables, faults upstream of the sink, and what came to the queues."""
+"""The parts that tests of publishing need: tables, faults upstream of the sink, and what came to the queues."""
 
 import threading
 from collections import Counter
@@ -27,11 +27,11 @@ PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 """Spark's setting for rows that a Python worker gets together."""
 
 IDS = {"id_columns": "n,pad"}
-"""Of `rows_of`."""
+"""The id columns of `rows_of`."""
 
 
 def options_of(login: Login, vhost: VirtualHost, exchange: str, **more: object) -> dict[str, str]:
-    """Of the Data Source, with that user in the test's own virtual host."""
+    """Return the options of the Data Source, with that user in the test's own virtual host."""
     parts = login.broker_url.rpartition("/")[0]
     told = {"broker_url": f"{parts}/{quote(vhost.name, safe='')}", "management_url": login.management_url}
     return told | {"exchange": exchange} | {name: str(value) for name, value in more.items()}
@@ -110,7 +110,7 @@ def meanwhile(act: Callable[[], object], folder: Path) -> Iterator[Callable[[], 
 
 
 def attempt() -> int:
-    """Of the task that asks."""
+    """Return the number of the attempt of the task that asks."""
     context = TaskContext.get()
     assert context is not None
     return context.attemptNumber()

@@ -48,7 +48,7 @@ for job in JOBS:
         print(job, "ended with", ended.code)
 """
 
-# So short a job does not repay Java's second compiler.
+# A job as short as this does not repay Java's second compiler.
 JAVA = "-XX:TieredStopAtLevel=1"
 
 
@@ -125,7 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def cloned(folder: Path) -> Path:
-    """What a clone has of the package; building writes there."""
+    """Copy the package as a clone has it, since building writes there; return the folder."""
     for name in OURS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):

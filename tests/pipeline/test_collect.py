@@ -107,7 +107,7 @@ def test_a_copy_in_a_later_batch_is_left_out_and_a_batch_that_comes_again_is_the
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """What the command says as it ends with 2."""
+    """Return what the command says as it ends with 2."""
     capsys.readouterr()
     assert main(arguments) == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline ")]

@@ -1,4 +1,4 @@
-"""What the demo's look at a report finds, in a real browser."""
+"""The demo's look at a report, in a real browser."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -17,7 +17,7 @@ RING = ring_of({"orders.1": 1, "orders.2": 1})
 
 @pytest.fixture
 def default(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """What the default file system has as /shared: no such folder is on this machine."""
+    """Yield a folder that the default file system has as /shared: no such folder is on this machine."""
     settings = {
         "fs.viewfs.mounttable.cluster.link./shared": tmp_path.as_uri(),
         "fs.viewfs.mounttable.cluster.linkFallback": tmp_path.as_uri(),

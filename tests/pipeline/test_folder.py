@@ -21,7 +21,7 @@ TABLES = {
 
 
 def arguments(job: str, folder: Path) -> list[str]:
-    """Of a job on a journal in that folder."""
+    """Return the arguments of a job on a journal in that folder."""
     records = published(KNOWN, [f"customer-{n}".encode() for n in range(50)])
     write_journal(folder / "journal", records, [KNOWN])
     seen = ["message_id,queue,time", *(f"{r['message_id']},{r['destination']},{r['time'] + 1}" for r in records)]

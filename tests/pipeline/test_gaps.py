@@ -164,7 +164,7 @@ def test_a_record_that_is_there_twice_ends_it(spark: SparkSession, tmp_path: Pat
 
 
 def test_a_large_file_s_own_copies_are_told_of_one_file(spark: SparkSession) -> None:
-    """Of a file with more records than are held at a time there are rows that have the same numbers."""
+    """A file with more records than are held at a time has rows with the same numbers."""
     rows = [("a", 1, 9, 0, 0, 9, "file"), ("a", 7, 12, 0, 0, 6, "file")]
     with pytest.raises(PipelineError, match="journal: records a-7 to a-9 are twice in file: leave"):
         gaps.check_once(spark.createDataFrame(rows, gaps.SEQUENCES), "journal")

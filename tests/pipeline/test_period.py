@@ -71,7 +71,7 @@ def test_what_is_beyond_them_is_not_opened(spark: SparkSession, tmp_path: Path) 
 def test_only_the_folders_of_its_hours_are_listed(
     spark: SparkSession, tmp_path: Path, arguments: tuple[str, ...], expected: set[str]
 ) -> None:
-    """What Spark has listed is what a DataFrame's `inputFiles` tells, also of folders that a filter leaves out."""
+    """A DataFrame's `inputFiles` tells what Spark has listed, also of folders that a filter leaves out."""
     records = journal(tmp_path) / "records"
     # As `collect` writes them: hours without a zero, and a folder for each batch.
     for name in ("dt=2026-11-20/hour=9/batch=3", "dt=2026-11-22/hour=00"):
@@ -191,7 +191,7 @@ def test_the_page_of_usage_is_of_the_time_that_was_read(
     first = page("--from", "2026-11-21T18")
     assert "3 records are missing among records from 2026-11-21 18:00:00 UTC." in first
     assert capsys.readouterr().out.startswith("37 records, 3 missing: ")
-    # What the table has of other hours is not even opened.
+    # The table's files of other hours are not even opened.
     (file,) = (tmp_path / "out" / "usage" / "dt=2026-11-21" / "hour=18").glob("*.parquet")
     content = file.read_bytes()
     file.write_bytes(b"no Parquet")
@@ -228,7 +228,7 @@ def test_whatif_is_of_the_demand_in_between(
 
 @pytest.mark.long
 def test_yesterday_is_reconciled_while_the_journal_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """What is published today is not lost for not being in yesterday's table; nor unexpected for having been before."""
+    """A message of today is not lost for lack of yesterday's table, nor unexpected for having been before."""
     records = published(RING, KEYS, every=3 * MINUTE)
     ids = [record["message_id"] for record in records]
     write_journal(tmp_path / "journal", records, [RING])
@@ -259,7 +259,7 @@ def test_yesterday_is_reconciled_while_the_journal_goes_on(spark: SparkSession, 
         ids[30]: {"lost"},
     }
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "What consumers saw at other times counts if it has such a" in page
+    assert "A message that was seen at another time counts if it has such a" in page
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_a_broker_that_is_killed_and_started_again_loses_nothing_and_fails_no_ta
         check_nothing_lost(Came(home.drain_all()), ROWS, min(window, written.again))
 
 
-# What fails at once.
+# Mistakes that end a write at once
 
 
 def refused(rows: Callable[[], object]) -> str:

@@ -233,7 +233,7 @@ def test_a_bad_row_ends_the_job_before_its_batch_is_published(
     os.utime(files / "first.parquet", (time.time() - 86400,) * 2)
     padded(files / "second.parquet", 10, 1000, **wrong)
     arguments = ["--input", str(files), "--id-columns", "pad"]
-    # So that rows before the last one are published before anything looks at it.
+    # The rows before the last one are then published before anything looks at it.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
     try:
         assert run(*arguments) == 2

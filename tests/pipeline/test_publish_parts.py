@@ -1,4 +1,4 @@
-"""What of publishing is pure: options, columns, messages, tasks, pace and the commit log."""
+"""The pure parts of publishing: options, columns, messages, tasks, pace and the commit log."""
 
 import argparse
 import asyncio
@@ -173,7 +173,7 @@ def test_ids_tell_rows_apart_by_all_that_they_have() -> None:
     assert len(set(found)) == 5
     assert ids_of(rows, ids=("n",)) == found
     assert not set(ids_of(rows, ids=("n",), name="1")) & set(found)
-    # What is equal in everything shares an id, wherever it stands.
+    # Rows that are equal in everything share an id, wherever they stand.
     assert ids_of(rows.slice(2, 1), ids=("n",)) == found[2:3]
 
 

@@ -1,6 +1,6 @@
 """One task's connection against a real broker that loses it, refuses rows or is away: what arrives, and in which order.
 
-Without Spark: the rows are the sink's own messages. What the queues then have is judged by plain Python.
+No test here needs Spark: the rows are the sink's own messages. The content of the queues is judged by plain Python.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ def routes() -> Routes:
 
 
 def rows(count: int, keys: int = KEYS) -> Iterator[Iterator[RowMessage]]:
-    """So many rows, whole batches of them."""
+    """Return at least `count` rows, whole batches of them."""
     return batches(lambda first: first < count, keys)
 
 
@@ -275,7 +275,7 @@ async def test_a_queue_that_is_deleted_and_made_again_in_time_gets_its_rows(logi
     vhost.delete_queue("q1")
     publishing = asyncio.create_task(published(login, vhost, rows(500)))
     ring = ring_of(QUEUES).ring
-    # Of the first batch, which goes out in one write, those of q0 last.
+    # The first batch goes out in one write, those of q0 last.
     elsewhere = sum(ring.owner_of(f"k{n % KEYS}".encode()).name != "q1" for n in range(PER_BATCH))
     await asyncio.to_thread(wait_until, "rows elsewhere", lambda: something_came(vhost, elsewhere))
     vhost.queue("q1")

@@ -1,4 +1,4 @@
-"""What a verdict says, by its numbers alone."""
+"""The text of a verdict, by its numbers alone."""
 
 from pipeline.page.report import Grade
 from pipeline.reconcile.messages import FLAWS

@@ -184,7 +184,7 @@ def test_few_keys_in_a_sample_are_not_all_there_are(kind: str, keys: int) -> Non
     assert found.named == 0
     assert min(found.total, found.key, found.queue, found.greatest) >= 0.9
     assert 0.8 <= found.total_bias <= 1.2
-    # Of ten queues of which the lightest has a weight of a fourteenth, at most 14 is possible.
+    # The lightest of ten queues has a weight of a fourteenth, so at most 14 is possible.
     assert found.greatest_width <= 13
 
 
@@ -200,7 +200,7 @@ def test_a_key_inside_has_what_it_has_and_stands_for_no_other() -> None:
     cold = found.share_of(20)
     assert cold.value == pytest.approx(20 / (300_000 + 7000 / inside), rel=1e-3)
     assert found.total().value == pytest.approx(300_000 + 7000 / inside, rel=1e-3)
-    # Of two as hot as each other no sample tells whether there are more of them outside.
+    # A sample with two keys as hot as each other cannot tell whether there are more of them outside.
     both = Sample.of_slots(drawn, np.arange(352), np.array([20] * 350 + [300_000] * 2))
     share = both.share_of(300_000)
     assert share.value == pytest.approx(300_000 / (600_000 + 7000 / inside), rel=1e-3)

@@ -354,7 +354,8 @@ def test_across_rings_of_a_sample_fair_shares_are_by_all_that_was_published(
     )
     before = published(first, cold[::2], sample=0.01)
     records = before + published(second, cold[1::2] + [whale] * 12_000, sample=0.01, first=len(before) + 1)
-    # Of another exchange's old ring no record is in the slots of the new one's sample; a queue is the old one's only.
+    # The records of another exchange's old ring are outside the slots of the new one's sample; a queue is the old one's
+    # only.
     old, new = ring_of({"mail.1": 1, "mail.2": 1}, "message_id"), ring_of({"mail.1": 1, "mail.3": 1})
     outside = [key for key in COLD if murmur_slot(key) >= SLOTS // 100][:20]
     mails = published(old, outside, exchange="mail", proxy="b2" * 8)
@@ -388,7 +389,7 @@ def test_the_hottest_are_found_without_one_task_that_sorts_all(spark: SparkSessi
     wanted = sorted((((n * 7919) % 5003, n, str(n)) for n in range(6000)), key=lambda row: (-row[0], row[1]))
     assert sorted(got, key=lambda row: (-row[0], row[1])) == wanted[:top]
     plan = found._jdf.queryExecution().optimizedPlan().toString()
-    # What is ranked at last has been cut already, by parts of the slots.
+    # The keys that are ranked at last have been cut already, by parts of the slots.
     last, part = plan.find("Window ["), plan.find("pmod(hash(slot")
     cut = plan.find("Filter (_rank", last)
     first = plan.find("Window [", cut)

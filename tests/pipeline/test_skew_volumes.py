@@ -1,4 +1,4 @@
-"""What of an exchange's messages went by each of its rings, by a sample: beside counts of everything that was drawn."""
+"""The share of each of an exchange's rings in its messages, by a sample: beside counts of everything that was drawn."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What `skew` says in words and by its grade, of exchanges whose counts are given; Spark only computes chi-squared."""
+"""The words and the grade of `skew`, for exchanges whose counts are given; Spark only computes chi-squared."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def test_a_tiny_exchange_takes_neither_the_lead_nor_the_grade() -> None:
     assert words.of_load(small).startswith("The load is uneven: ")
     assert grade([small], COMPLETE) is Grade.LOOK
     assert words.of_all([small, large]).startswith("Exchange large")
-    # What is uneven comes before what is even, however large.
+    # An uneven exchange comes before an even one, however large.
     even = exchange("even", [10**9 + 10**7, *[10**9] * 9])
     assert words.of_all([even, small]).startswith("Exchange small")
 
@@ -95,9 +95,9 @@ def test_the_page_has_each_queue_s_load_and_what_helps() -> None:
     figures = ("1", "33.3%", "1,000", "600", "60.0%", "1.80")
     cells = "".join(f'<td class="number">{figure}</td>' for figure in figures)
     assert f"<td>queue &#x27;orders.0&#x27;</td>{cells}</tr>" in page
-    assert "What helps: split such a key in the publisher" in page
+    assert "A remedy: split such a key in the publisher" in page
     uneven, even = exchange("orders", [600, 200, 200]), exchange("orders", [300, 297, 303])
-    assert words.remedies(uneven) == ["What helps: other weights. The job whatif finds some."]
+    assert words.remedies(uneven) == ["A remedy: other weights. The job whatif finds some."]
     assert words.remedies(even) == []
 
 

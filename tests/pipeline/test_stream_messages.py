@@ -1,4 +1,4 @@
-"""What a message of the journal's stream queue may hold, and what of it is refused with its offset."""
+"""The messages that the journal's stream queue may hold, and what of them is refused with its offset."""
 
 import gzip
 import json

@@ -95,7 +95,7 @@ def test_what_retention_took_is_told_or_left_out(broker: Broker, vhost: VirtualH
     assert numbers(queue, 3, 5, lossy=True) == []
     left = numbers(queue, 3, end, lossy=True)
     assert left == list(range(left[0], 100))
-    # What went before is read; the one offset that is missing then is the broker's own.
+    # All messages before the oldest offset are read already; the one offset that is missing then is the broker's own.
     assert numbers(queue, oldest - 1, end) == numbers(queue, oldest, end) == left
 
 
@@ -131,7 +131,7 @@ def test_where_sidecars_publish_all_the_time_there_is_an_end_all_the_same(
 
     publishing = threading.Thread(target=publish)
     publishing.start()
-    # So long that it was never quiet.
+    # The time is so long that the queue was never quiet.
     monkeypatch.setattr(stream, "QUIET", LONG)
     begun = time.monotonic()
     try:

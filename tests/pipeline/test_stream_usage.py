@@ -38,7 +38,7 @@ def test_each_run_adds_what_came(spark: SparkSession, broker: Broker, vhost: Vir
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """What the command says as it ends with 2."""
+    """Return what the command says as it ends with 2."""
     capsys.readouterr()
     assert main(arguments) == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline usage: ")]

@@ -118,7 +118,7 @@ def few(random: np.random.Generator, keys: int, part: float) -> tuple[Row, Row, 
 @pytest.mark.parametrize("keys", [50, 100, 300, 2000])
 @pytest.mark.parametrize("part", [0.02, 0.33, 0.95])
 def test_shares_of_few_drawn_keys_are_told_with_their_whole_error(keys: int, part: float) -> None:
-    """Of 3, 6, 19 and 125 that are drawn, of which destinations may have all, most or hardly any."""
+    """The keys drawn are 3, 6, 19 and 125, of which destinations may have all, most or hardly any."""
     random = np.random.default_rng(keys)
     samples = [sample for sample in (few(random, keys, part) for _ in range(1000)) if sample is not None]
     found = [share(its, whole)[1:] for its, whole, _ in samples]
@@ -128,7 +128,7 @@ def test_shares_of_few_drawn_keys_are_told_with_their_whole_error(keys: int, par
 
 
 def test_a_destination_that_has_all_drawn_keys_may_not_have_all_keys() -> None:
-    """Also where groups are alike, and whether or not keys are journalled; less so, the more keys were drawn."""
+    """The rule holds for groups that are alike, and with or without journalled keys; more drawn keys mean less."""
 
     def low(drawn: int, **changed: object) -> float:
         sums = {"messages": drawn, "messages_groups": [drawn * 15 / GROUPS] * GROUPS}

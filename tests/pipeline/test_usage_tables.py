@@ -21,7 +21,7 @@ HOUR = 3_600_000_000
 
 
 def content(tables: Tables) -> tuple[list[Row], list[Row]]:
-    """Of both tables, without the sketches' bytes; their estimates are in."""
+    """Return the rows of both tables, without the sketches' bytes; their estimates are in."""
     usage = tables.usage()
     assert usage is not None
     by = ("dt", "hour", "window", "exchange", "ingress", "destination")
@@ -227,6 +227,6 @@ def test_a_journal_without_records_is_told(
     said = ["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(said) == 2
     assert capsys.readouterr().err == f"pipeline usage: {tmp_path}: no record\n"
-    # Of a stream there may be more to come.
+    # A stream may have more to come.
     assert main([*said, "--stream"]) == 0
     assert capsys.readouterr().out == "no records\n"

@@ -25,7 +25,7 @@ def read(spark: SparkSession, folder: Path, records: list[Record]) -> DataFrame:
 
 
 def comparable(rows: DataFrame) -> list[Row]:
-    """Of every column but the sketch, whose bytes depend on the order, its estimate."""
+    """Return every column but the sketch, whose bytes depend on the order, and its estimate."""
     return with_estimates(rows).drop("keys_sketch").orderBy("window", "exchange", "destination").collect()
 
 

@@ -70,7 +70,7 @@ def of(spark: SparkSession, *sidecars: list[RingSpec] | list[Publish], rings: di
 
 
 def traces(numbered: list[Publish], clock: Callable[[int], int] = lambda at: at) -> list[Trace]:
-    """Of each ring, as the journal has them: `clock` is the sidecar's, which may be set back."""
+    """Return the Trace of each ring, as the journal has them: `clock` is the sidecar's, which may be set back."""
     made = []
     for known in {one.by.fingerprint: one.by for one in numbered}.values():
         its = [(seq, clock(one.at + one.latency), one) for seq, one in enumerate(numbered, 1) if one.by is known]

@@ -1,4 +1,4 @@
-"""What `whatif` says of everything by a sample, beside counts of everything: plain Python over keys, and no Spark."""
+"""The findings of `whatif` by a sample, beside counts of everything: plain Python over keys, and no Spark."""
 
 import math
 import random
@@ -36,24 +36,24 @@ def laid(seed: int, keys: Iterable[int]) -> Slots:
 
 
 def sampled(slots: Slots, sample: float) -> Published:
-    """What the job gets to see: the first slots only."""
+    """Return what the job gets to see: the first slots only."""
     inside = sorted(slot for slot in slots if slot < round(sample * SLOTS))
     counts = np.array([slots[slot] for slot in inside])
     return Published.of(Demand(np.array(inside), counts, 7 * counts), sample)
 
 
 def asked(slots: Slots, sample: float = 0.01) -> Findings:
-    """What the job finds."""
+    """Return what the job finds."""
     return find(PRESENT, PROPOSED, sampled(slots, sample))
 
 
 def busiest(published: Published, by: RingSpec) -> Estimate:
-    """What is said of the busiest queue."""
+    """Return the estimate of the busiest queue."""
     return published.max_over_fair(by.ring, load(by.ring, published.demand))
 
 
 def over_fair(slots: Slots, by: RingSpec, wanted: RingSpec | None = None) -> float:
-    """Of everything: the busiest queue's messages per weight over the mean per weight."""
+    """Return, counted over everything, the busiest queue's messages per weight over the mean per weight."""
     got: Counter[str] = Counter()
     for slot, messages in slots.items():
         got[by.ring.owner(slot).name] += messages
@@ -62,7 +62,7 @@ def over_fair(slots: Slots, by: RingSpec, wanted: RingSpec | None = None) -> flo
 
 
 def moving(slots: Slots, present: RingSpec, proposed: RingSpec) -> float:
-    """Of everything: the share of the messages whose queue is another by the proposed ring."""
+    """Return, counted over everything, the share of the messages whose queue is another by the proposed ring."""
     moves = sum(n for slot, n in slots.items() if present.ring.owner(slot) != proposed.ring.owner(slot))
     return moves / slots.total()
 
@@ -87,7 +87,7 @@ def test_a_hot_key_inside_the_sample_counts_as_it_is() -> None:
     ("keys", "sample"),
     [
         ([20] * 10_000, 0.05),
-        # Of the heavy keys there are enough inside to stand for those outside.
+        # The heavy keys inside are enough to stand for those outside.
         ([20] * 10_000 + [1000] * 200, 0.1),
         ([1 + n % 300 for n in range(10_000)], 0.02),
     ],
