@@ -1,4 +1,4 @@
-"""What the tests do to the broker behind the sidecar's back, through the management API."""
+"""The changes that the tests make at the broker behind the sidecar's back, through the management API."""
 
 import base64
 import http.client
@@ -172,7 +172,7 @@ def queues_of(vhost: VirtualHost) -> dict[str, str]:
 
 
 NAME_SHAPES = ("plain", "with space", "a/b", "/leading", "100%", "ünï-日本", "a&b=c?d#e+f;g", "q\"uo'te\\s", "..")
-"""What names of virtual hosts, exchanges and queues may hold."""
+"""Names that virtual hosts, exchanges and queues may have."""
 
 _numbers = itertools.count(1)
 

@@ -55,7 +55,7 @@ class Login:
     vhost: str
 
     def settings(self, **changes: str) -> dict[str, str]:
-        """Of a sidecar whose rings follow the bindings fast enough for tests."""
+        """Return the settings of a sidecar whose rings follow the bindings fast enough for tests."""
         urls = {"broker_url": self.broker_url, "management_url": self.management_url}
         return {**urls, "sync_interval": "0.5", "settle_time": "0.2"} | changes
 

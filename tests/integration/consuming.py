@@ -261,7 +261,7 @@ def consumers(client: Client, port: int, vhost: str, count: int = 1, **options: 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What RabbitMQ's versions differ in, as seen on 3.10.8, 4.0.5 and 4.3.6 with quorum queues."""
+    """The differences between RabbitMQ's versions, as seen on 3.10.8, 4.0.5 and 4.3.6 with quorum queues."""
 
     raises: bool
     """A waiting consumer of a higher priority takes over while the active one lives."""
@@ -274,7 +274,7 @@ class Behaviour:
     nacks_count: bool
     """A nack counts towards the delivery limit, as the end of a channel does."""
     default_limit: int | None
-    """So many returns of a message are allowed on a queue without a limit of its own."""
+    """The number of returns of a message that are allowed on a queue without a limit of its own."""
     global_qos: bool
     """A consumer of a quorum queue is let in on a channel with a global prefetch."""
     names_right: bool

@@ -55,7 +55,7 @@ class MemberSession:
         self._unacked: dict[Link, list[float]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # What the groups have it do.
+    # Calls of the groups
 
     def start(self, member: Member) -> None:
         assert member is self.member
@@ -82,7 +82,7 @@ class MemberSession:
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         return {link.shard: times[0] for link, times in self._unacked.items() if times and self._takes_acks(link)}
 
-    # What it does.
+    # Work on links
 
     def _enter(self, link: Link, event: LinkEvent) -> None:
         action = link.enter(event, time.monotonic())

@@ -17,7 +17,7 @@ def publish_counted(client: Client, port: int, vhost: VirtualHost, exchange: str
 
     All that came before must have been counted, and no test before may have had an exchange of this name in a virtual
     host of this name: RabbitMQ counts each 5 s, and adds what a closed channel published to a deleted exchange to the
-    new one. What a channel published less than 5 s before it closed may be lost: RabbitMQ sweeps such counts every 2
+    new one. Publishes of a channel from less than 5 s before it closed may be lost: RabbitMQ sweeps such counts every 2
     minutes.
     """
     keys, before = list(keys), publish_in(vhost, exchange)

@@ -1,4 +1,4 @@
-"""What schemathesis is taught about this interface; it loads this by its setting."""
+"""The hooks by which schemathesis learns about this interface; it loads this by its setting."""
 
 import json
 from typing import Any

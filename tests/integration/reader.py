@@ -23,7 +23,7 @@ BLOCK = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', flags=re.M |
 """A fenced block: its language, its title if it has one, and its text."""
 
 VARIES = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|read [\d.]+ s ago|@\[[\d.]+\]")
-"""What differs from one run to the next: when a ring changed, how old a reading is, and when Prometheus was asked."""
+"""The texts that differ between runs: when a ring changed, how old a reading is, when Prometheus was asked."""
 
 
 @dataclass

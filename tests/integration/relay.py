@@ -1,4 +1,4 @@
-"""What stands between a sidecar and its broker in the tests of faults: a TCP relay, and a lying management API."""
+"""The stand-ins between a sidecar and its broker in the tests of faults: a TCP relay, and a lying management API."""
 
 import http.client
 import http.server

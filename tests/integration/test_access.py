@@ -47,7 +47,7 @@ def test_a_token_publishes_where_its_patterns_say(start_sidecar: StartSidecar, v
     for exchange in ("orders", "orders.eu"):
         assert publish(exchange, bearer(TOKEN)).queue() == f"q-{exchange}"
     assert publish("invoices", bearer(OTHER)).queue() == "q-invoices"
-    # Also where nothing of that name exists: that is not for this client to learn.
+    # The answer is the same where nothing of that name exists: that is not for this client to learn.
     for exchange in ("invoices", "no such exchange"):
         detail = publish(exchange, bearer(TOKEN)).problem(403, "forbidden", "invalid", retryable=False)
         assert repr(exchange) in detail
@@ -122,7 +122,7 @@ def refused(**settings: str) -> str:
         [COMMAND, "run"], env=clean | given, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
     )
     assert ended.returncode == 2, ended
-    # What it warned of until then, as of a management API that is not there, is another matter.
+    # The warnings until then, as of a management API that is not there, are another matter.
     (line,) = [line for line in ended.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
     assert line.startswith("ring-proxy: ")
     return line
@@ -170,7 +170,7 @@ def connections_of(vhost: VirtualHost, user: str) -> list[str]:
 def test_a_password_that_is_replaced_counts_for_new_connections(
     start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, tmp_path: Path
 ) -> None:
-    """Of both users: the broker's closing of connections and the management API's answer are what makes them new."""
+    """Both users get new passwords: closed connections and the management API's answer make the sidecar use them."""
     vhost.ring("orders", ["q"])
     api, user = vhost.api, "rotated"
     api.ask("PUT", "users", user, body={"password": PASSWORD, "tags": "management"})

@@ -84,7 +84,7 @@ def test_an_answer_ends_its_connection(sidecar: Sidecar) -> None:
 def test_every_answer_says_which_sidecar_it_is_of(
     api: BrokerApi, start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:
-    """Also the answer that there is no such exchange; and so do all its connections to the broker."""
+    """The answer that there is no such exchange says it, too; and so do all its connections to the broker."""
     one, other = start_sidecar(), start_sidecar()
     assert one.id != other.id
     for path in ("/rings", "/metrics", "/nothing", "/rings/%2F/none"):

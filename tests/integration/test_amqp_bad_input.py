@@ -1,4 +1,4 @@
-"""What AMQP clients get wrong: an answer with the specification's reply code, at once, that harms no other session."""
+"""Mistakes of AMQP clients: an answer with the specification's reply code, at once, that harms no other session."""
 
 import socket
 import struct

@@ -133,7 +133,7 @@ CHANGES: dict[str, tuple[list[tuple[base.Frame, type[base.Frame]]], dict[str, in
 
 
 IN_ONE_WAY = {True: {"queue.delete", "another weight"}, False: {"queue.delete, and anew", "another exchange"}}
-"""What runs in `make test-all` only, answered or at once: it runs the other way always."""
+"""The cases that only `make test-all` runs, answered or at once: the other way they always run."""
 
 
 @pytest.mark.parametrize(

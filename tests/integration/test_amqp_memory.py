@@ -1,4 +1,4 @@
-"""What AMQP sessions cost, and that what is not read is held back and not buffered."""
+"""The memory of AMQP sessions; what is not read is held back and not buffered."""
 
 import re
 import socket
@@ -35,15 +35,15 @@ FULL_SESSIONS, ROUNDS = 2, 2
 
 PUMPED = 128 * MIB
 MOST_KEPT = 16 * MIB
-"""Of that: two buffers of 256 KiB and what was just read, and what the allocator keeps."""
+"""The most of it that is kept: two buffers of 256 KiB and what was just read, and what the allocator keeps."""
 
 SMALL = 40 * MIB
-"""Of the smallest publishes: a million of them."""
+"""The bytes of the smallest publishes: a million of them."""
 MOST_OF_SMALL = 32 * MIB
-"""What was just read becomes many small pieces."""
+"""The most of them that are kept: the bytes that were just read become many small pieces."""
 
 KERNEL = 64 * MIB
-"""What the sockets between two ends may hold, generously: the kernel's buffers."""
+"""The most that the kernel's buffers of the sockets between two ends hold, generously."""
 
 
 def open_sessions(sidecar: Sidecar, client: Client, vhost: str, stack: ExitStack, count: int) -> list[Wire]:
@@ -58,7 +58,7 @@ def open_sessions(sidecar: Sidecar, client: Client, vhost: str, stack: ExitStack
 def test_an_idle_session_costs_little(start_sidecar: StartSidecar, vhost: VirtualHost, client: Client) -> None:
     sidecar = start_sidecar(max_sessions=f"{2 * IDLE_SESSIONS}")
     with ExitStack() as stack:
-        # What the first ones need, others need no more.
+        # The memory that the first ones need is not needed by others.
         open_sessions(sidecar, client, vhost.name, stack, 50)
         before = sidecar.memory()
         open_sessions(sidecar, client, vhost.name, stack, IDLE_SESSIONS)

@@ -1,4 +1,4 @@
-"""What a scrape shows of AMQP sessions, while they are open and after."""
+"""A scrape of AMQP sessions, while they are open and after."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ QUEUES = ["q1", "q2", "q3"]
 
 
 class Metrics:
-    """Of one exchange."""
+    """The metrics of one exchange."""
 
     def __init__(self, sidecar: Sidecar, vhost: VirtualHost, exchange: str = "orders") -> None:
         self._sidecar, self._labels = sidecar, {"vhost": vhost.name, "exchange": exchange}
@@ -106,7 +106,7 @@ def test_passed_by_reason(start_sidecar: StartSidecar, vhost: VirtualHost, clien
             for n in range(3):
                 peer.publish(1, exchange, f"{n}")
         peer.confirm(1, 3 * len(reasons))
-        # Of one that is left alone the bindings are never read, so that only its reason is known.
+        # The bindings of an exchange that is left alone are never read, so that only its reason is known.
         found = {
             e: sidecar.metric("ringproxy_passed_total", reason=r, vhost=vhost.name, exchange=e)
             for e, r in reasons.items()

@@ -1,4 +1,4 @@
-"""What the users of the AMQP ingress may do: no more than the documents say, and a refusal says what is missing."""
+"""The rights of users of the AMQP ingress: no more than the documents say, and a refusal says what is missing."""
 
 from collections.abc import Iterator
 from urllib.parse import quote

@@ -29,7 +29,7 @@ LOADS = {
     "publishes to names that do not exist": _OPEN + b"".join(publishing(1, f"made up {n}", "k") for n in range(2000)),
     "publishes to a ring": _OPEN + b"".join(publishing(1, "orders", f"k{n}") for n in range(2000)),
 }
-"""What each stranger sends behind its handshake, in turn."""
+"""The bytes that each stranger sends behind its handshake, in turn."""
 
 
 def start_ok(user: str, password: str) -> bytes:

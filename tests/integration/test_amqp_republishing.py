@@ -116,7 +116,7 @@ def test_many_in_flight_on_several_channels(peer: Wire, slow: Sidecar, vhost: Vi
 def test_what_came_back_is_there_before_a_channel_or_connection_is_closed(
     peer: Wire, slow: Sidecar, vhost: VirtualHost
 ) -> None:
-    """Also for publishers without confirms, who have nothing but that close-ok."""
+    """Publishers without confirms have nothing but that close-ok, and it holds for them, too."""
     peer.channel(2, confirm=False)
     peer.publish(2, "orders", LOST[0], b"0")
     peer.ask(2, Channel.Close(200, "", 0, 0), Channel.CloseOk)

@@ -1,4 +1,4 @@
-"""What comes back for good is told in the client's own words, and nothing lost is acknowledged.
+"""A message that comes back for good is told in the client's own words, and nothing lost is acknowledged.
 
 Here the management API does not answer, so that nobody learns where a message whose queue is gone should go instead.
 """

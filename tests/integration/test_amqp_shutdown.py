@@ -127,7 +127,7 @@ def test_inside_a_content(
         wait_until("it is read", lambda: sidecar.metric("ringproxy_amqp_bytes_total", leg="client") >= all_of_it)
         sidecar.signal(signal.SIGTERM)
         assert peer.expect(0, Connection.Close).reply_code == 320
-        # What a client has begun to write it ends before it agrees.
+        # The body that a client has begun to write is ended before it agrees.
         peer.send(*([body[20_000:]] if sent == "half a body" else []))
         peer.tell(0, Connection.CloseOk())
         ends(sidecar)

@@ -46,7 +46,7 @@ def test_only_its_channel_is_closed(
             peer.publish(1, "read", "k", b"before")
             peer.confirm(1)
             front.answer("", 503)
-            # What comes after it on its channel is dropped; the other channels' wait, and go on.
+            # Frames after it on its channel are dropped; the other channels' wait, and go on.
             peer.send(
                 publishing(1, "orders", "k", b"refused"),
                 publishing(1, "read", "k", b"dropped"),

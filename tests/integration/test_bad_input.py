@@ -1,4 +1,4 @@
-"""What clients get wrong: each mistake is one problem that names the field, and harms no other request."""
+"""Mistakes of HTTP clients: each is one problem that names the field, and harms no other request."""
 
 import socket
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from tests.integration.sidecar import Sidecar, publish_path
 def vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
     """Yield one virtual host for all tests, as what is refused leaves nothing in it.
 
-    What its tests publish to is there from the start: a sidecar that has just listed the exchanges believes that list.
+    The exchanges that its tests publish to are there from the start: a sidecar that has just listed the exchanges
+    believes that list.
     """
     made = VirtualHost(api, fresh_name(), [USER])
     for name in ("long", "beside", "named", "piped"):
@@ -226,7 +227,7 @@ def test_header_given_twice(sidecar: Sidecar, vhost: VirtualHost, header: str) -
     ids=["NUL", "newline", "carriage return", "folded", "no colon"],
 )
 def test_header_that_is_not_http(sidecar: Sidecar, vhost: VirtualHost, line: bytes, shown: str) -> None:
-    # What follows is not taken for a request: its place in the bytes is lost, and the connection closed.
+    # The bytes behind it are not taken for a request: the place of one is lost, and the connection closed.
     answers = sidecar.raw(raw_publish(vhost, line), raw_publish(vhost, b"Routing-Key: k"), answers=9)
 
     (answer,) = answers

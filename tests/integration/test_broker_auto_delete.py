@@ -1,4 +1,4 @@
-"""What becomes of an auto-delete exchange that some bind a queue to while others take the last binding away.
+"""The end of an auto-delete exchange that some bind a queue to while others take the last binding away.
 
 The exchange of a group's beats is used like that, so it is not auto-delete. No sidecar takes part.
 """

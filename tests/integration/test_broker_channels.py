@@ -1,4 +1,4 @@
-"""What closes a channel or a whole connection of a consumer at RabbitMQ, and what else goes with it.
+"""The causes that close a channel or a whole connection of a consumer at RabbitMQ, and what else goes with it.
 
 Consumer groups give each shard a channel of its own on the client's connection. No sidecar takes part.
 """

@@ -1,4 +1,4 @@
-"""What RabbitMQ itself does with several consumers of one queue with single active consumer: who leaves how.
+"""RabbitMQ itself with several consumers of one queue with single active consumer: who leaves how.
 
 Consumer groups stand on this. No sidecar takes part. In these tests A is the active consumer and B waits; `0-9R` are
 the messages 0 to 9, redelivered.

@@ -1,4 +1,4 @@
-"""What becomes of a shard in a cluster of RabbitMQ when a node is killed: the leader's, or the active consumer's.
+"""A shard in a cluster of RabbitMQ when a node is killed: the leader's, or the active consumer's.
 
 The queue has a replica on each of three nodes. No sidecar takes part.
 """

@@ -1,4 +1,4 @@
-"""What RabbitMQ itself does with consumers of one priority on queues with single active consumer: groups stand on it.
+"""RabbitMQ itself with consumers of one priority on queues with single active consumer: groups stand on it.
 
 A is the active consumer, and others wait in their order of arrival. No sidecar takes part. `0-9R` are the messages 0 to
 9, redelivered.
@@ -206,7 +206,7 @@ def test_a_node_that_comes_back_leaves_a_consumer_behind_only_among_different_pr
 
 @private_only
 def test_nobody_answers_for_an_exclusive_queue_whose_node_is_away(cluster: tuple[list[Node], Behaviour]) -> None:
-    """So no answer says nothing of a sidecar. Once the node is back, its queue is not there."""
+    """The missing answer says nothing of a sidecar. Once the node is back, its queue is not there."""
     nodes, _ = cluster
     with ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""What RabbitMQ's sharding plugin answers where a method names a sharded exchange as if it were a queue.
+"""The answers of RabbitMQ's sharding plugin where a method names a sharded exchange as if it were a queue.
 
 The exchange `orders` has three shards here, with ten messages in each. No sidecar takes part.
 """

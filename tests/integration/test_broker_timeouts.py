@@ -1,4 +1,4 @@
-"""What RabbitMQ does with messages that nobody acknowledges, or that come back again and again.
+"""RabbitMQ itself with messages that nobody acknowledges, or that come back again and again.
 
 A holds messages of a queue with single active consumer, and B waits. No sidecar takes part.
 """

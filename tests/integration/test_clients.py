@@ -85,7 +85,7 @@ class Runner:
     """To its environment."""
 
     def run(self, host: str, port: int, client: Client, vhost: str) -> Seen:
-        """What it sees there."""
+        """Run the program; return what it sees there."""
         command = [self.program.interpreter, str(FOLDER / self.program.file)]
         command += [host, str(port), client.user, client.password, vhost]
         environment = os.environ | self.additions

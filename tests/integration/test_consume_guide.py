@@ -27,7 +27,7 @@ PROGRAM = Document("docs/how-to/consume-with-a-group.md", 'python title="billing
 SHOWN = Document("docs/how-to/consume-with-a-group.md", "text")
 
 VARIES = r"127\.0\.0\.1:\d+|(?<= by )\S+(?=, since)|\S+Z(?=,)|[\d.]+ s(?=,)"
-"""What differs from one run to the next: the client's port, the machine, and times."""
+"""The texts that differ from one run to the next: the client's port, the machine, and times."""
 
 
 DIRECT = """

@@ -19,7 +19,7 @@ SOON = {"sync_interval": "0.2"}
 
 
 def passed(sidecar: Sidecar, vhost: VirtualHost) -> float:
-    """What the alert RingproxyNotRouted reads of the exchange."""
+    """Return the metric that the alert RingproxyNotRouted reads of the exchange."""
     return sidecar.metric("ringproxy_passed_total", vhost=vhost.name, exchange="orders", reason="dead_letter")
 
 

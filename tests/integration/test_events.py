@@ -232,7 +232,7 @@ def test_a_bad_event_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
     ],
 )
 def test_a_batch_that_breaks(sidecar: Sidecar, vhost: VirtualHost, rest: bytes, fault: str) -> None:
-    """What came before is sent, as of a batch of messages."""
+    """The events before it are sent, as of a batch of messages."""
     vhost.ring("orders", ["q"])
     body = batch_of(event({}, id="0"), event({}, id="1")).removesuffix(b"]") + rest
 
@@ -350,7 +350,7 @@ def test_events_to_an_exchange_that_is_not_there(sidecar: Sidecar, vhost: Virtua
 
 
 def test_batches_of_events_do_not_wait_for_each_others_bodies(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
-    """What a batch holds counts, and must leave room for its own messages."""
+    """The bytes that a batch holds count, and must leave room for its own messages."""
     vhost.ring("orders", QUEUES)
     sidecar = start_sidecar(max_in_flight_bytes="1500000", max_in_flight="6")
     body = batch_of(*(event("x" * 1000, "text/plain", id=f"{n}", partitionkey=f"{n}") for n in range(60)))

@@ -1,4 +1,4 @@
-"""What goes wrong on the broker's side: nothing lost is acknowledged, and what comes back is used again unasked."""
+"""Faults on the broker's side: nothing lost is acknowledged, and what comes back is used again unasked."""
 
 import time
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def test_the_last_queue_is_deleted_and_another_comes(start_sidecar: StartSidecar
     vhost.queue("next")
     vhost.bind("orders", "next")
     wait_until("the next queue", lambda: sidecar.publish("orders", "k", vhost=vhost.name).json.get("destination"))
-    # What came before the ring did was left to the exchange, which knew of the queue earlier.
+    # The messages before the ring knew it were left to the exchange, which knew of the queue earlier.
     assert vhost.drain("next")[-1].exchange == ""
 
 

@@ -60,7 +60,7 @@ def urls(*nodes: Node) -> dict[str, str]:
 
 
 class Run:
-    """What was published and delivered."""
+    """The messages that were published and delivered."""
 
     def __init__(self) -> None:
         self.confirmed: set[tuple[str, int]] = set()

@@ -102,7 +102,7 @@ def test_acks_go_to_the_shard_that_each_delivery_came_from(
         assert sorted(numbers(again)) == left
         assert all(each.redelivered for each in again)
         assert [each.number for each in again] == list(range(1, len(left) + 1))
-        # What is nacked with requeue comes again to the one that is active.
+        # The messages that are nacked with requeue come again to the consumer that is active.
         wire.tell(2, Basic.Nack(len(left), True, True))
         assert sorted(numbers(deliveries(wire, 2, len(left)))) == left
         wire.tell(2, Basic.Ack(0, True))
@@ -282,7 +282,7 @@ def test_a_tag_used_twice_on_a_channel_ends_the_connection_as_the_brokers(
 def test_a_right_that_is_taken_away_later_is_told_and_given_back_it_is_used(
     grouping: Sidecar, vhost: VirtualHost, client: Client
 ) -> None:
-    """What the client consumes already goes on; the consumer on a shard that is added is refused."""
+    """The client's present consumers go on; the consumer on a shard that is added is refused."""
     sharded(vhost)
     vhost.api.ask("PUT", "users", "reader", body={"password": "reader", "tags": ""})
     try:

@@ -213,7 +213,7 @@ def test_an_exact_group_takes_members_where_exact_is_required(
 def test_members_of_different_prefetches_are_told_and_refused_where_exact_is_required(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:
-    """What comes back after two of them end one after the other is out of order: see test_broker_returns.py."""
+    """Messages that two of them give back one after the other are out of order: see test_broker_returns.py."""
     sharded(vhost)
     vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
     strict = start_sidecar(groups="orders", groups_require="exact")

@@ -214,7 +214,7 @@ def test_acks_right_before_a_close_count(grouping: Sidecar, vhost: VirtualHost, 
 
 
 def test_a_channel_number_is_used_again_at_once(grouping: Sidecar, vhost: VirtualHost, client: Client) -> None:
-    """What the broker still sends to the member of the number's last channel is not of the new one."""
+    """The broker's last deliveries to the member of the number's last channel are not of the new one."""
     sharded(vhost)
     publish(client, grouping.amqp_port, vhost, numbered(range(300)))
     with client.session(grouping.amqp_port, vhost.name) as wire:

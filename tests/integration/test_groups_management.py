@@ -14,7 +14,7 @@ from tests.integration.relay import Relay, relay
 from tests.integration.wire_client import Client, Wire
 
 AWAY: dict[str, Callable[[Relay], None]] = {"hangs": Relay.freeze, "is down": Relay.cut}
-"""What the management API does."""
+"""The ways in which the management API is away."""
 
 
 in_both_ways = pytest.mark.parametrize("goes_away", AWAY.values(), ids=AWAY)

@@ -171,7 +171,7 @@ async def test_the_exchange_of_the_beats_stays_when_the_group_ends(broker: Broke
 
 
 async def test_a_question_tells_whether_the_queue_of_a_sidecar_is_there(broker: Broker, vhost: VirtualHost) -> None:
-    """Also while the asker's own connection has no other channel, and again after that connection was lost."""
+    """The asker's connection needs no other channel, and may be a new one after it was lost."""
     heard: list[bytes] = []
     queues: list[str] = []
 
@@ -289,7 +289,7 @@ async def test_clients_of_three_sidecars_of_which_one_is_killed(
             assert (consumers.out_of_order, consumers.redelivered.total()) == ([], 0)
             await consumers.leave("second")
             told["the second leaves"] = await consumers.balanced([2, 3, 3])
-            # What the other sidecars claim is told with their next beat, which may come after the first deliveries.
+            # The claims of the other sidecars are told with their next beat, which may come after the first deliveries.
             shares = [2, 3, 3], True, None
             await asyncio.to_thread(wait_until, "the same in the report", lambda: shown_by(a, vhost.name) == shares)
             c.kill()
@@ -326,7 +326,7 @@ async def test_while_the_broker_takes_no_messages_nobody_is_taken_for_gone(start
             moves = figures(sidecars, "moves_total")
             await asyncio.to_thread(ctl, "set_vm_memory_high_watermark", "absolute", "1MB")
             try:
-                # That takes much longer than until a silent sidecar counts as gone.
+                # The log's line takes much longer than until a silent sidecar counts as gone.
                 await until("both know why", lambda: all("do not come back" in each.log() for each in sidecars), 60)
                 assert figures(sidecars, "connected") == [0, 0]
                 assert figures(sidecars, "moves_total") == moves

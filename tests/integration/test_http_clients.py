@@ -52,7 +52,7 @@ def test_curl_publishes_text(sidecar: Sidecar, vhost: VirtualHost) -> None:
 def test_curl_publishes_a_file(
     sidecar: Sidecar, vhost: VirtualHost, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    """Of more than a megabyte curl asks first whether it will be taken."""
+    """A file of more than a megabyte is sent only once curl has asked whether it will be taken."""
     vhost.ring("orders", ["q"])
     data = random.Random(1).randbytes(3_000_000)
     (tmp_path / "file").write_bytes(data)

@@ -1,8 +1,8 @@
 """The image, built from the Dockerfile itself by buildah, and run the way deploy/sidecar.yaml has it run.
 
 No registry is asked for the images that it starts from: a Debian of the same release, made by debootstrap, stands in
-for them, with Debian's Python and with or without its C compiler. So whether they can be pulled, and what else they
-hold, is not seen here.
+for them, with Debian's Python and with or without its C compiler. The test does not see whether they can be pulled, and
+what else they hold.
 """
 
 import http.client
@@ -47,7 +47,7 @@ FROM localhost/{full}
 RUN apt-mark auto '.*' && apt-mark manual python3 && apt-get autoremove --purge --yes
 """
 
-# What python's official images add to Debian, as far as the Dockerfile uses it.
+# The image adds to Debian what python's official images add, as far as the Dockerfile uses it.
 STAND_IN = r"""
 FROM localhost/{debian}
 COPY --from=pip . /usr/local/lib/python{python}/dist-packages/pip
@@ -100,7 +100,7 @@ class Image:
         return [*CONFINED, "sh", "-c", ENTER, "enter", *arguments]
 
     def output(self, *command: str) -> str:
-        """What `command` prints there; it must succeed."""
+        """Return what `command` prints there; it must succeed."""
         return checked(self.enter(*command))
 
 

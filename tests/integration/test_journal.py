@@ -44,7 +44,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def journalled(sidecar: Sidecar, folder: Path) -> list[dict[str, Any]]:
-    """What a sidecar has journalled when it is stopped."""
+    """Return the records that a sidecar has journalled when it is stopped."""
     sidecar.stop()
     records = read(folder)
     assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
@@ -109,7 +109,7 @@ def test_a_full_folder_drops_the_newest_records_until_its_reader_makes_room(
         sidecar = start_sidecar(journal_dir=str(folder), journal_max_bytes=str(most), journal_file_seconds="0.1")
     finally:
         os.umask(before)
-    # What another sidecar, or this one before a restart, has written in this folder.
+    # The file is one of another sidecar, or of this one before a restart.
     old = folder / "records" / "0123456789abcdef-000000000001.jsonl.gz"
     old.write_bytes(gzip.compress(os.urandom(most)))
     week = 8 * 24 * 3600

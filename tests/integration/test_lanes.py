@@ -52,7 +52,7 @@ def peer(slow: Sidecar, laned: VirtualHost, client: Client) -> Iterator[Wire]:
 
 
 def loses_its_queue(vhost: VirtualHost, how: str) -> None:
-    """What an operator does to the lane of GONE."""
+    """Do what an operator does to the lane of GONE."""
     if how in ("unbound", "unbound and off the ring"):
         vhost.unbind(lane(GONE), GONE, "")
     if how == "unbound and off the ring":
@@ -70,7 +70,7 @@ PROPERTIES = Basic.Properties(
 )
 
 
-# What a publish looks like.
+# The form of a publish
 
 
 def test_over_amqp(sidecar: Sidecar, laned: VirtualHost, client: Client) -> None:
@@ -242,7 +242,7 @@ def test_two_lanes_to_one_queue(sidecar: Sidecar, vhost: VirtualHost) -> None:
     assert len(landed(vhost)) == len(KEYS)
 
 
-# What comes back.
+# Returned messages
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -621,7 +621,7 @@ def test_a_lane_is_deleted_by_a_session(slow: Sidecar, laned: VirtualHost, clien
     assert queues_of(laned) == expected
 
 
-# What is no lane.
+# Exchanges that are no lanes
 
 
 def with_alternate_by_policy(vhost: VirtualHost) -> None:

@@ -37,7 +37,7 @@ MOST_OF_A_HANDSHAKE = 128 * 1024
 
 
 class Told:
-    """What clients were told of each message; bodies begin with its number."""
+    """The outcomes that clients were told of each message; bodies begin with its number."""
 
     def __init__(self, sidecar: Sidecar, vhost: str) -> None:
         self._sidecar, self._vhost = sidecar, vhost
@@ -67,7 +67,7 @@ class Told:
         return answer
 
     def check(self, vhost: VirtualHost) -> Counter[str]:
-        """That what is in the queues is what clients were told; how many of each outcome."""
+        """Assert that the queues have what clients were told; return how many there are of each outcome."""
         landed = Counter(int(m.body.split()[0]) for messages in vhost.drain_all().values() for m in messages)
         assert max(landed.values(), default=1) == 1
         for number, outcome in self.outcomes.items():
@@ -262,7 +262,7 @@ HEADERS = 128
     ids=["within", "the line", "a header", "the number of headers"],
 )
 def test_the_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost, sizes: tuple[int, int, int], status: int) -> None:
-    """So much, and not more, is taken; the next connection is as welcome as ever."""
+    """A head within the limits is taken, and none beyond them; the next connection is as welcome as ever."""
     vhost.ring("orders", QUEUES)
     line, field, count = sizes
     first = f"POST {publish_path('orders', vhost.name, key='k' * (line or 200))} HTTP/1.1"
@@ -466,7 +466,7 @@ def test_a_frozen_broker_under_load(
     assert told.single().status == told.batch(10).status == 200
     frozen = threading.Event()
     stop = threading.Event()
-    # Of those asked while it is frozen.
+    # The answers are those to requests while it is frozen.
     answers: list[tuple[float, Answer]] = []
 
     def load(ask: Callable[[], Answer]) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.versions
 QUEUES = ["q1", "q2", "q3"]
 PASSWORD = "pw ü:@"
 OWN_WORDS = {"outcome", "retryable"}
-"""What the sidecar's errors say beside the management API's members."""
+"""The members of the sidecar's errors beside the management API's."""
 
 OK: dict[str, Any] = {"properties": {}, "routing_key": "k", "payload": "x", "payload_encoding": "string"}
 
@@ -79,7 +79,7 @@ class Both:
         """Whether it is of before RabbitMQ 4, which answers some requests otherwise."""
 
     def refused(self, native: Answer, ours: Answer, status: int) -> None:
-        """That both refused alike, but for what the sidecar says beside."""
+        """Assert that both refused alike, but for what the sidecar says beside."""
         told = {name: value for name, value in ours.json.items() if name not in OWN_WORDS}
         assert (ours.status, sorted(told)) == (status, ["error", "reason"])
         assert (native.status, native.json) == (status, told)
@@ -432,7 +432,7 @@ Admin = Callable[..., tuple[int, str]]
 
 
 def admin_of(script: list[str], vhost: VirtualHost, *, takes_names: bool) -> Admin:
-    """Of these words: the script of brokers before 4.3, or the program that came after it, whose words have names."""
+    """Return an Admin of a script: that of brokers before 4.3, or the program after it, whose words have names."""
     login = ["-P", "-u", "may", "-p", PASSWORD, "-V", vhost.name]
     if takes_names:
         login = ["--port", "--username", "may", "--password", PASSWORD, "--vhost", vhost.name]
@@ -451,7 +451,7 @@ def admin_of(script: list[str], vhost: VirtualHost, *, takes_names: bool) -> Adm
 def as_natively(
     admin: Admin, native: int, ours: int, more: Iterable[dict[str, str]] = (), *, refused_otherwise: bool = False
 ) -> None:
-    """That rabbitmqadmin ends and says the same, whichever of these ports it is given.
+    """Assert that rabbitmqadmin ends and says the same, whichever of these ports it is given.
 
     But for the words of a refusal, where the broker refuses otherwise than the one whose words the sidecar took over.
     """

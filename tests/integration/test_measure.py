@@ -28,7 +28,7 @@ def test_every_command_is_tried_here() -> None:
 
 @pytest.fixture
 def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
-    """What the page's commands are for."""
+    """Yield the virtual host that the page's commands are for."""
     made = VirtualHost(api, "shop", [USER])
     made.ring("orders", QUEUES)
     yield made

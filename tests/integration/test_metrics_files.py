@@ -1,4 +1,4 @@
-"""What the metrics tell of the files that settings name, and of HTTP answers and bytes on their way."""
+"""The metrics of the files that settings name, and of HTTP answers and bytes on their way."""
 
 import http.client
 import socket
@@ -45,7 +45,7 @@ def test_a_broken_file_shows_until_it_is_mended_though_nobody_uses_it(
     files.certificate.write_bytes(second.certificate.read_bytes())  # the key does not fit it yet
     for setting in settings:
         wait_until("it is told", lambda it=setting: reloads(sidecar, it) == (0, 1))  # type: ignore[misc]
-    # What is in force, and not what is in the file.
+    # The certificate in force is shown, and not the one in the file.
     assert sidecar.metric(EXPIRY, setting="tls_cert_file") == end_of(first.certificate.read_bytes())
 
     tokens.write_text(good)

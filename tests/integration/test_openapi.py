@@ -44,8 +44,8 @@ CHECKS = (
 )
 
 LOOK_UPS = "route|openapi|docs"
-"""Operations of which the document says all, so that `positive_data_acceptance` holds too. Of a publish it cannot say
-that a key is given once, or that the exchange needs one: there, some must have been confirmed."""
+"""Operations of which the document says all, so that `positive_data_acceptance` holds too. The document cannot say of a
+publish that a key is given once, or that the exchange needs one: there, some must have been confirmed."""
 
 REQUESTS = {"ManagementPublish"}
 """Schemas of requests in which there may be more than is told."""

@@ -159,7 +159,7 @@ def test_a_healthy_start_reads_and_does_not_restore(
     vhost.delete_queue("q1")
     sidecar = start_sidecar(ring_cache_dir=str(tmp_path))
     assert {sidecar.publish("orders", key, vhost=vhost.name).queue() for key in KEYS} == {"q2"}
-    # What is gone is gone from disk, too.
+    # The ring of an exchange that is gone is gone from disk, too.
     vhost.delete_exchange("orders")
     wait_until("no file", lambda: not files(tmp_path))
     assert "restored" not in sidecar.log()

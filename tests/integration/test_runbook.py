@@ -34,7 +34,7 @@ OPERATOR = "operator", "pw-operator"
 
 @pytest.fixture
 def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
-    """What the runbook's commands are for."""
+    """Yield the virtual host that the runbook's commands are for."""
     made = VirtualHost(api, "shop", [USER])
     made.ring("orders", QUEUES)
     permit_operator(made)
@@ -185,7 +185,7 @@ def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Lo
         link.open()
         sidecar.wait_ready()
         wait_until("all well", lambda: sidecar.metric("ringproxy_sync_failing") == 0)
-    # What the table says of other answers.
+    # The table has other answers, too: of a reader with a wrong password, and of one without rights.
     wrong = Shell(here(broker, sidecar) | {"READER": f"{USER}:wrong"})
     assert all(answer["error"].startswith("not_authori") for answer in parsed(wrong(ask)))
     shop.api.ask("DELETE", "permissions", "shop", USER)
@@ -521,7 +521,7 @@ def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: Virtu
             peer.confirm(1, count)
 
         def connected() -> list[bool]:
-            """Of each connection, whether it came through a sidecar or is one's own."""
+            """Return for each connection whether it came through a sidecar or is one's own."""
             return sorted("ringproxy_version" in c["client_properties"] for c in parsed(shell(look))[0])
 
         wait_until("three connections", lambda: connected() == [False, True, True])
@@ -532,7 +532,7 @@ def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: Virtu
         wait_until("their publishes", lambda: published() == [1, 2, 3])
 
         def shown() -> bool:
-            """What of an exchange of the same name was counted late, as it was deleted, may be among it."""
+            """Return whether the count is right, with what a deleted exchange of the name was counted late."""
             count = sidecar.metric("ringproxy_exchange_publish_in_total", exchange="orders")
             return 3 <= count == publish_in(shop, "orders")
 

@@ -1,4 +1,4 @@
-"""What goes wrong with passwords, tokens and keys, for real: none of it shows in a log, an answer or a metric."""
+"""Faults of passwords, tokens and keys, for real: none of the secrets shows in a log, an answer or a metric."""
 
 import base64
 from collections.abc import Iterator
@@ -180,7 +180,8 @@ def test_the_admin_listener_takes_no_request_that_changes_anything(sidecar: Side
     ring = f"/rings/{quote(vhost.name, safe='')}/orders"
 
     def state() -> object:
-        # Of this test's own virtual host: those of earlier tests are gone, and leave the sidecar at the next sync.
+        # The exchanges are those of this test's own virtual host: those of earlier tests are gone, and leave the
+        # sidecar at the next sync.
         exchanges = [shown for shown in sidecar.admin("/rings").receipt()["exchanges"] if shown["vhost"] == vhost.name]
         return [{name: value for name, value in shown.items() if name != "age_seconds"} for shown in exchanges]
 

@@ -27,7 +27,7 @@ def head(path: str, *lines: str) -> bytes:
 
 
 def status(connection: socket.socket) -> int:
-    """Of the next answer."""
+    """Return the status of the next answer."""
     return int(connection.recv(65536).split(b" ", 2)[1])
 
 
@@ -145,7 +145,7 @@ def test_answers_that_nobody_reads(start_sidecar: StartSidecar, vhost: VirtualHo
         wait_until("the answer in memory", lambda: readable(connection, 0.01))
         assert refusal()
         wait_until("the end of it", lambda: not refusal())
-        # What the kernel had taken comes, and then the end.
+        # The bytes that the kernel had taken come, and then the end.
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(1 << 20):
                 pass

@@ -96,7 +96,7 @@ def test_nothing_of_the_node_outlives_its_starter(starter: subprocess.Popen[str]
     assert folder.is_dir()
     starter.send_signal(number)
     wait_until("its end", lambda: all(map(has_ended, below)) and not folder.exists())
-    # Of a Debian suite's mounts one is of a file in this folder; others' mounts are none of this test's business.
+    # A Debian suite's mounts include one of a file in this folder; others' mounts are none of this test's business.
     assert folder.name not in Path("/proc/self/mountinfo").read_text()
 
 

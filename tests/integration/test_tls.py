@@ -92,7 +92,7 @@ def test_http_over_tls_with_a_certificate_that_is_replaced(
     assert not trusts(sidecar, trusting(other), path)
     with pytest.raises((http.client.HTTPException, OSError)):
         sidecar.publish("orders", "k", vhost=vhost.name)  # in the clear
-    # What is open stays open, with the certificate that it began with.
+    # A connection that is open stays open, with the certificate that it began with.
     with closing(http.client.HTTPSConnection("localhost", sidecar.port, context=trusting(authority))) as open_before:
         open_before.connect()
         server.replace(other.issue("sidecar"))

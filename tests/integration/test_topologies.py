@@ -1,4 +1,4 @@
-"""What may hang on a hash exchange, and what it may hash."""
+"""The exchanges and queues that may hang on a hash exchange, and the values that it may hash."""
 
 from collections import Counter
 

@@ -115,7 +115,7 @@ def test_a_shard_more_moves_the_keys_that_the_plan_says(topology: Topology) -> N
 
 @pytest.mark.long
 def test_killed_after_any_step_and_run_again_it_ends_the_same(topology: Topology) -> None:
-    """Also where it changes what exists: shards that get lanes and another weight, while a shard is added."""
+    """The apply changes what exists, too: shards get lanes and another weight, while a shard is added."""
     start = LEAST.replace("shards = 4", "shards = 2\nlanes = false")
     goal = LEAST.replace("4", "3") + "[[exchange.shard]]\nnumber = 1\nweight = 2\n"
     topology.write(start)
@@ -251,7 +251,7 @@ def test_a_lock_whose_connection_is_silent_stops_it_before_the_next_step(
 
 
 def test_a_watch_that_finds_the_lock_held_waits_and_has_no_fault(topology: Topology) -> None:
-    """Whoever retires a shard may hold the lock for minutes."""
+    """A run of `retire` may hold the lock for minutes."""
     topology.write(LEAST)
     broker_url, management_url = (URL(url, encoded=True) for url in (topology.amqp_url, topology.management_url))
     watch = Watch(Settings(broker_url=broker_url, management_url=(management_url,)), topology.file)

@@ -56,7 +56,7 @@ def reader(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> Iterat
 def test_each_step_shows_what_the_tutorial_says(reader: Reader, node: Node, tmp_path: Path) -> None:
     asked, install, *others = steps("docs/tutorial.md")
 
-    # What the machine's administrator is asked for is there, or can be had.
+    # The packages that the machine's administrator is asked for are there, or can be had.
     reader.takes(asked)
     packages, plugins = (tmp_path / "asked-as-root").read_text().splitlines()
     for package in set(packages.split()[2:]) - STAND_INS:

@@ -23,13 +23,13 @@ VARIES = {
     r"\nmoving .*": "",
     r"^(one|two|three):( customer-\d+)+$": r"\1: CUSTOMERS",
 }
-"""What differs from one run to the next, and what stands for it.
+"""The texts that differ from one run to the next, and what stands for them.
 
 RabbitMQ may not have counted a shard's messages yet. A move is in the report until the sidecar's next decision, also
 when the shard has its new member already.
 """
 ENDED = re.compile(r"^.*: line \d+: +\d+ (Killed|Terminated) .*\n", flags=re.M)
-"""What the shell says of a job that was killed."""
+"""The shell's line on a job that was killed."""
 
 
 @pytest.fixture

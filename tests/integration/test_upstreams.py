@@ -287,7 +287,7 @@ def test_explain_tells_of_a_conflict(slow: Sidecar, events: VirtualHost) -> None
 
 
 def test_declared_bound_and_published_at_once(slow: Sidecar, vhost: VirtualHost, client: Client) -> None:
-    """Also what one session binds and unbinds by turns, with no pause."""
+    """One session binds and unbinds by turns, with no pause."""
     with client.pika(slow.amqp_port, vhost.name) as channel:
         channel.exchange_declare("events", "topic")
         assert publish(channel, "events", "early") == "returned 312"

@@ -56,7 +56,7 @@ def page() -> Iterator[int]:
 
 
 async def fetched(tab: Tab, url: str, mode: str, **more: object) -> str:
-    """What comes of a fetch by the page: the status that it sees, or the error."""
+    """Return the outcome of a fetch by the page: the status that it sees, or the error."""
     options = json.dumps({"method": "POST", "mode": mode, "body": "from a page", **more})
     return str(await tab.value(f"fetch({json.dumps(url)}, {options}).then(r => `${{r.type}} ${{r.status}}`, String)"))
 
@@ -98,7 +98,7 @@ async def test_a_page_publishes_nothing(sidecar: Sidecar, vhost: VirtualHost, br
             assert await fetched(tab, event, "no-cors") == "opaque 0"
             assert await fetched(tab, batch, "no-cors") == "opaque 0"
             await form_posted(tab, url)
-    # Of these five each was told so; what has another header was not even sent.
+    # Each of these five was told so; what has another header was not even sent.
     assert sidecar.metric("ringproxy_publishes_total", ingress="http", outcome="invalid") == before + 5
     assert vhost.drain_all() == {}
     assert sidecar.publish("orders", "k", b"from a program", vhost=vhost.name).status == 200

@@ -163,7 +163,7 @@ class Wire:
         assert not more, more + self._data
         return True
 
-    # What clients do.
+    # Methods of clients
 
     def handshake(self, user: str, password: str, capabilities: FieldTable | None = None) -> None:
         """Do the handshake up to the broker's tune."""
@@ -207,7 +207,7 @@ class Wire:
         )
 
     def answers(self, channel: int, last: int, after: int = 0) -> dict[int, str]:
-        """What the broker says of each publish beyond `after` up to `last`: each once, and no other frame comes."""
+        """Return the broker's answer to each publish beyond `after` up to `last`; no other frame may come."""
         told: dict[int, str] = {}
         low = after
         while len(told) < last - after:

@@ -1,4 +1,4 @@
-"""What tests/integration/test_clients.py asks of each client, done with aio-pika."""
+"""The steps that tests/integration/test_clients.py asks of each client, done with aio-pika."""
 
 import asyncio
 import json
