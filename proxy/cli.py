@@ -266,7 +266,7 @@ COMMANDS = (
         "run a sidecar until SIGTERM or SIGINT",
         {
             0: "a signal ended the sidecar, after it had answered what was in flight, or after drain_time",
-            1: "a second signal, or a defect, ended the sidecar at once",
+            1: "a second signal, or an unexpected error, ended the sidecar at once",
         },
     ),
     Command(

@@ -76,7 +76,7 @@ class Writer:
                 self._take(filled)
             except Exception:
                 dropped = filled.first + filled.used - self._first
-                log.exception("a defect while writing the journal: %d records are dropped", dropped)
+                log.exception("unexpected error while writing the journal: %d records are dropped", dropped)
                 self.lost += dropped
                 filled.records[:] = [None] * len(filled.records)
             self._journal.spare.append(filled.records)

@@ -79,16 +79,16 @@ def catch_all() -> None:
     log = logging.getLogger(__name__)
 
     def of_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        log.critical("a defect ends this process", exc_info=(kind, error, trace))
+        log.critical("unexpected error; it ends this process", exc_info=(kind, error, trace))
 
     def of_thread(it: threading.ExceptHookArgs) -> None:
         if it.exc_value is not None:
             name = it.thread.name if it.thread else "?"
-            log.error("a defect ended thread %r", name, exc_info=it.exc_value)
+            log.error("unexpected error; it ended thread %r", name, exc_info=it.exc_value)
 
     def unraisable(it: Any) -> None:
         log.error(
-            "a defect in code that cannot raise its error: %s", it.err_msg or repr(it.object), exc_info=it.exc_value
+            "unexpected error in code that cannot raise it: %s", it.err_msg or repr(it.object), exc_info=it.exc_value
         )
 
     sys.excepthook, threading.excepthook, sys.unraisablehook = of_main, of_thread, unraisable

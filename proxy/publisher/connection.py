@@ -230,8 +230,8 @@ class BrokerConnection:
             try:
                 fault = await self._connection(wanted)
             except Exception as error:
-                log.exception("a defect of the connection to the broker; the next try follows")
-                fault = f"a defect, see this sidecar's log: {type(error).__name__}"
+                log.exception("unexpected error of the connection to the broker; connecting again")
+                fault = f"unexpected error, see this sidecar's log: {type(error).__name__}"
             if fault != self.fault:
                 level = logging.INFO if fault == _CLOSED else logging.WARNING
                 log.log(level, "broker, virtual host %r: %s", self.vhost, fault)

@@ -26,7 +26,7 @@ class AnswerDeadlines:
         guarded: Callable[[Callable[[], None]], None],
         go_on: Callable[[], None],
     ) -> None:
-        """`guarded` calls a function and handles its defects; `go_on` writes the bytes due to both peers."""
+        """`guarded` calls a function and handles its unexpected errors; `go_on` writes the bytes due to both peers."""
         self._connection, self._broker = connection, broker
         self._guarded, self._go_on = guarded, go_on
         self._loop = asyncio.get_running_loop()

@@ -53,7 +53,7 @@ class Files:
                 try:
                     each.refresh()
                 except Exception:
-                    log.exception("a defect while reading files again; what was read before stays in force")
+                    log.exception("unexpected error while reading files again; what was read before stays in force")
 
 
 def server_tls(settings: Settings) -> ServerTls | None:

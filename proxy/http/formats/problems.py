@@ -37,7 +37,7 @@ _TITLES = {
     "unavailable": "The message was not sent",
     "draining": "This sidecar is shutting down",
     "unknown": "It is not known whether the message arrived",
-    "internal": "This sidecar has a defect",
+    "internal": "Unexpected error of this sidecar",
 }
 
 
@@ -136,7 +136,7 @@ async def problem_middleware(
     except web.HTTPException as error:
         return ProblemError(error.status, "bad-request", error.reason, Outcome.INVALID).response()
     except Exception:
-        log.exception("a defect while answering %s %s", request.method, request.path)
+        log.exception("unexpected error while answering %s %s", request.method, request.path)
         return ProblemError(
             500, "internal", "the sidecar's log has the traceback", Outcome.UNKNOWN, retryable=True
         ).response()

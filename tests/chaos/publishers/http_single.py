@@ -19,7 +19,7 @@ TOLD = {
     "rejected": "refused",
     "unknown": "unknown",
 }
-"""By the outcome of an answer; any other is a mistake of this publisher, or a defect, and ends it."""
+"""By the outcome of an answer; any other is a mistake of this publisher, or an unexpected error, and ends it."""
 
 LOST = (aiohttp.ClientError, TimeoutError)
 

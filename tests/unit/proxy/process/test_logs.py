@@ -59,8 +59,8 @@ def test_any_text_is_one_line_of_printable_characters(text: str) -> None:
 
 @pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
 def test_the_lines_of_a_traceback_cannot_be_taken_for_a_record(separator: str) -> None:
-    head, *trace = TextFormatter().format(record("a defect", error=raised(f"x{separator}{FORGED}"))).splitlines()
-    assert head == "2025-11-23T04:04:05.089Z WARNING proxy.x: a defect"
+    head, *trace = TextFormatter().format(record("failed", error=raised(f"x{separator}{FORGED}"))).splitlines()
+    assert head == "2025-11-23T04:04:05.089Z WARNING proxy.x: failed"
     assert trace[0] == "    Traceback (most recent call last):"
     assert "forged" in trace[-1]
     assert all(line.startswith("    ") and line.isprintable() for line in trace)
@@ -112,7 +112,7 @@ def test_what_python_would_print_itself_is_logged(caplog: pytest.LogCaptureFixtu
 
     Defective()
     assert [(r.message.partition(":")[0], str((r.exc_info or (None, None))[1])) for r in caplog.records] == [
-        ("a defect ends this process", "of the main thread"),
-        ("a defect ended thread 'journal'", "of a thread"),
-        ("a defect in code that cannot raise its error", "of a finalizer"),
+        ("unexpected error; it ends this process", "of the main thread"),
+        ("unexpected error; it ended thread 'journal'", "of a thread"),
+        ("unexpected error in code that cannot raise it", "of a finalizer"),
     ]

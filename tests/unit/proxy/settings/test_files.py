@@ -38,5 +38,5 @@ async def test_the_watch_outlives_a_defect(
     watch.cancel()
     made.access.check("Bearer second", "/", "orders")
     assert [record.message for record in caplog.records if record.exc_info] == [
-        "a defect while reading files again; what was read before stays in force"
+        "unexpected error while reading files again; what was read before stays in force"
     ]

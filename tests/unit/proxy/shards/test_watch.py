@@ -1,4 +1,4 @@
-"""What the looks of `apply --watch` tell, and that no look is the last one."""
+"""The reports of the looks of `apply --watch`, of which none is the last one."""
 
 from pathlib import Path
 
@@ -26,8 +26,8 @@ class Failing:
     ("error", "told"),
     [
         (OSError("broker_url: no connection"), "broker_url: no connection"),
-        (RuntimeError("closed"), "a defect, see the log: RuntimeError: closed"),
-        (KeyError("x"), "a defect, see the log: KeyError: 'x'"),
+        (RuntimeError("closed"), "unexpected error, see the log: RuntimeError: closed"),
+        (KeyError("x"), "unexpected error, see the log: KeyError: 'x'"),
     ],
 )
 async def test_whatever_goes_wrong_in_a_look_is_told_and_tried_again(
