@@ -27,7 +27,7 @@ ALERTS: list[dict[str, Any]] = [rule for rule in GROUP["rules"] if "alert" in ru
 
 
 def promtool(*arguments: str | Path) -> str:
-    """What it says of rules that it finds nothing wrong with."""
+    """Run promtool, which must find nothing wrong; return its output."""
     command = [ensure_package("prometheus", "promtool"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +50,7 @@ def test_promtool_has_nothing_to_say_about_the_rules() -> None:
 
 
 def test_promtool_can_read_every_expression_of_the_pages(tmp_path: Path) -> None:
-    """Of the dashboard and of the sidecars behind an alert; an expression is the second cell of a row."""
+    """The expressions are those of the dashboard and of the sidecars behind an alert: the second cell of a row."""
     pages = [(ROOT / f"docs/how-to/{page}.md").read_text() for page in ("measure", "troubleshoot")]
     listed = [
         re.findall(r"^\| [^|]+ \| `([^`]*(?:ringproxy_|process_|up ==)[^`]*)` \|", page, flags=re.M) for page in pages
@@ -151,7 +151,7 @@ def test_the_inhibitions_are_of_alerts_that_there_are() -> None:
 
 
 def test_an_outage_of_the_broker_is_one_alert_of_each_job(tmp_path: Path) -> None:
-    """What the rules fire meanwhile, given to a real Alertmanager with the example's configuration."""
+    """The alerts that fire meanwhile are given to a real Alertmanager with the example's configuration."""
     here, elsewhere = {"job": "s", "namespace": "n"}, {"job": "s", "namespace": "elsewhere"}
     orders = {"vhost": "shop", "exchange": "orders"}
     led_to = [
@@ -168,7 +168,7 @@ def test_an_outage_of_the_broker_is_one_alert_of_each_job(tmp_path: Path) -> Non
         {"alertname": "RingproxyPublishesFail", **here, **orders, "exchange": "other"},
         {"alertname": "RingproxyJournalLoses", **here},
         {"alertname": "RingproxyPublishesFail", **elsewhere, **orders},
-        # Of sidecars that have no namespace.
+        # These sidecars have no namespace.
         {"alertname": "RingproxyBrokerBlocked", "job": "t"},
         {"alertname": "RingproxyUnknownOutcomes", "job": "t", **orders},
         {"alertname": "RingproxyNotRouted", "job": "v", **orders, "reason": "dead_letter"},

@@ -1,6 +1,6 @@
 """The package installs as Python, unless a compile is asked for, and that may fail; mypyc's part is played.
 
-That mypyc's own C is compiled, tests/unit/test_compiled.py and `testbed/build-compiled` see.
+The compile of mypyc's own C is seen by tests/unit/test_compiled.py and `testbed/build-compiled`.
 """
 
 import os

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "build/compiled"
 
 SEED, ROUNDS = "ring", [100, pytest.param(400, marks=pytest.mark.long)]
-"""Of tests/fuzz/equal.py; with others it can be run by hand (docs/development/fuzzing.md)."""
+"""The seed and rounds of tests/fuzz/equal.py; with others it can be run by hand (docs/development/fuzzing.md)."""
 MORE = 100
 """Rounds with a seed of the moment: what it finds is told with its seed."""
 
@@ -42,7 +42,7 @@ def test_all_hot_modules_are_compiled_of_the_source_as_it_is() -> None:
 
 
 def all_that_comes_out(seed: str, rounds: int, folder: Path) -> str:
-    """Of both, which is the same."""
+    """Return the output of both, which is the same."""
     files = {pure: folder / f"said-{pure}" for pure in ("0", "1")}
     command = [sys.executable, "-m", "tests.fuzz.equal", seed, str(rounds)]
     children = []
@@ -65,7 +65,7 @@ def all_that_comes_out(seed: str, rounds: int, folder: Path) -> str:
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_compiled_and_source_are_equal_in_all_that_comes_out(tmp_path: Path, rounds: int) -> None:
     said = all_that_comes_out(SEED, rounds, tmp_path)
-    # Of each kind of outcome there was some.
+    # The output has some of each kind of outcome.
     for outcome in ("Fault: ", "BrokerFault: ", "IndexError: ", "Refused(", "x-ring-exchange", "(acked=1", "nacked=1"):
         assert said.count(outcome) > rounds // 80, outcome
 

@@ -1,4 +1,4 @@
-"""What the demo makes of the messages that its consumers received."""
+"""The judgement of the demo on the messages that its consumers received."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the demo shows of its progress, in a terminal and in a pipe."""
+"""The screen of the demo, in a terminal and in a pipe."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""What the demo finds in the rights that a plan prints."""
+"""The rights that the demo finds in the output of a plan."""
 
 from typing import Any
 

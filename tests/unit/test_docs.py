@@ -215,7 +215,7 @@ def test_the_table_and_the_drawing_of_a_session_are_those_that_run() -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What links may name of it: its headings, in small letters, with hyphens for spaces and no other signs."""
+    """Return the names of a page's headings in links: in small letters, hyphens for spaces, no other signs."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

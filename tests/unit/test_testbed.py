@@ -315,7 +315,7 @@ def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         supervisor.spawn(["/no-such-command"], {}, tmp_path / "log")
 
 
-# What a starter leaves: a daemon in a session of its own whose parent has ended, a stopped process, and a child of the
+# The starter leaves a daemon in a session of its own whose parent has ended, a stopped process, and a child of the
 # starter itself that holds all its files open.
 STARTER = '''
 import os, sys, time

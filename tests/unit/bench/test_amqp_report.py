@@ -1,4 +1,4 @@
-"""What of the measurements by AMQP meets a goal, and what the tables show."""
+"""The report of the measurements by AMQP: which of them meet a goal, and what the tables show."""
 
 from bench.amqp import COMPILED, CONSISTENT, LANES, MODULUS, PURE, RATES, RELAYED, STRAIGHT, Measured, Paced
 from bench.amqp_report import goals, markdown

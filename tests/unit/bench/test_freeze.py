@@ -1,4 +1,4 @@
-"""What a sidecar may do while its broker is frozen."""
+"""The goals of a sidecar whose broker is frozen, met and missed."""
 
 from collections import Counter
 

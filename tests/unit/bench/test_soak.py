@@ -1,4 +1,4 @@
-"""What counts as growth."""
+"""The growth of a process as the soak run judges it."""
 
 from bench.soak import Soak
 

@@ -1,4 +1,4 @@
-"""What wrk's script prints."""
+"""The output of wrk's script."""
 
 import pytest
 

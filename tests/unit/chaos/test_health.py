@@ -1,4 +1,4 @@
-"""What is seen of the sidecars' health is shown each kind of wrong, planted among samples where all else is right."""
+"""The judge of the sidecars' health is shown each kind of wrong, planted among samples where all else is right."""
 
 import asyncio
 import http.server

@@ -1,4 +1,4 @@
-"""What was bound when, and which rings may have been in force then, as the chaos run's judge reckons it."""
+"""The history of bindings, and which rings may have been in force when, as the chaos run's judge reckons it."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_seconds_that_two_spans_share_count_once() -> None:
 
 
 def test_deletions_that_sidecars_could_read_of(history: History) -> None:
-    """Of a queue that was bound, and not near a time in which nobody could."""
+    """A deletion counts if its queue was bound, and not near a time in which nobody could read it."""
     history.changes.append(Change(200.0, 200.5, BEFORE))
     history.deletions += [Deletion("q1", 100.0, 101.0), Deletion("q1", 150.0, 151.0), Deletion("q3", 200.0, 200.5)]
     assert history.seen_deletions(1.0) == 2

@@ -26,7 +26,7 @@ def note(number: int, sent: float, outcome: Told = Told.CONFIRMED, publisher: st
 
 
 def copy(of: Note, queue: str | None = None, queues: Sequence[str] = QUEUES) -> Copy:
-    """Of a message, where the ring of these queues puts it unless told where."""
+    """Return the copy of a message, where the ring of these queues puts it unless told where."""
     native = of.publisher in FLEET.native
     where = queue or owner(queues, of.key)
     return Copy(where, of.publisher, of.number, "" if native else "orders", "" if native else of.key)
@@ -139,7 +139,7 @@ def test_nothing_is_routed_once_every_ring_is_too_old(sent: float, right: bool) 
     assert (verdict.faults == []) == right
     assert verdict.stale_for == 10
     assert judged([one._replace(publisher="native")], [], past).faults != []
-    # Of a sidecar that goes on by such a ring.
+    # A sidecar that goes on by such a ring is judged otherwise.
     lasting = one._replace(publisher="p")
     assert judged([lasting], [copy(lasting)], past).faults == []
 

@@ -1,4 +1,4 @@
-"""What listens where the broker should and does as a test asks: faults that no real broker makes to order."""
+"""A listener in the broker's place that does as a test asks: faults that no real broker makes to order."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ class Visit:
         self.methods: list[tuple[int, int]] = []
         """All that came, in their order."""
         self.bodies: list[bytes] = []
-        """Of the publishes on any channel."""
+        """The bodies of the publishes on any channel."""
         self.heartbeats = 0
         self.reads = asyncio.Event()
         """Cleared, it reads no more."""
@@ -115,7 +115,7 @@ class FakeBroker:
                 await self._news.wait()
 
     async def visit(self, number: int = 1) -> Visit:
-        """That one, once it is there."""
+        """Return the visit of this number, once it is there."""
         await self.until(lambda: len(self.visits) >= number)
         return self.visits[number - 1]
 

@@ -33,7 +33,7 @@ class FakeManagement:
         self.policies: dict[str, dict[str, Any]] = {}
         """The definitions of policies by name, the same in each virtual host; what they apply to is not looked at."""
         self.faults: list[tuple[str, Fault]] = []
-        """Of the first one that is for a request's path, the answer is taken instead."""
+        """The answers to give in place of the usual ones: the first that is for a request's path is taken."""
         self.requests: list[str] = []
         """Paths as they came, without their queries."""
         self.authorizations: set[str | None] = set()

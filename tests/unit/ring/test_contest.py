@@ -17,7 +17,7 @@ slot_numbers = st.integers(0, SLOTS - 1)
 
 weights = st.one_of(st.integers(1, 3), st.integers(1, 10_000))
 
-# Of few values, so that draws and weights tie.
+# The destinations have few values, and their draws and weights tie.
 destinations = st.lists(st.tuples(st.one_of(st.integers(0, 3), st.integers(0, MASK)), weights), min_size=1, max_size=12)
 
 

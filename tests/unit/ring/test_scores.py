@@ -22,7 +22,7 @@ def splitmix64(seed: int, output: int) -> int:
 
 
 def reference_neg_log2(draw: int) -> int:
-    """What `neg_log2` computes, in plain integers."""
+    """Return the value of `neg_log2`, computed in plain integers."""
     n = (draw >> 11) + 1
     exponent = n.bit_length() - 1
     mantissa = (n << 52 >> exponent) - 2**52
@@ -72,6 +72,6 @@ def test_the_logarithm_is_close_down_to_the_smallest_scores() -> None:
     seen = exact > 1e-9
     assert seen.sum() > 2900
     assert np.max(np.abs(measured[seen] / exact[seen] - 1)) < 7e-5
-    # Whoever is ruled out without a logarithm relies on this slope.
+    # The destinations that are ruled out without a logarithm rely on this slope.
     assert np.min(measured[seen] / (1 - u[seen])) > 1.442
     assert neg_log2(np.array([MASK], dtype=np.uint64))[0] == 0

@@ -1,4 +1,4 @@
-"""What is measured of rings, on small ones."""
+"""Measurements of rings, on small ones."""
 
 from bench.long import growth
 

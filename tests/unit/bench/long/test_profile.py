@@ -1,4 +1,4 @@
-"""What perf reports is read, and shared out by whose code it is."""
+"""A report of perf is read, and shared out by whose code it is."""
 
 import pytest
 

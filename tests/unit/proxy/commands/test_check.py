@@ -150,6 +150,6 @@ def test_the_commands_status_tells(folder: Path, capsys: pytest.CaptureFixture[s
         ["ring-proxy", " tokens_file"],
         ["ring-proxy", " ca_file"],
     ]
-    # What is a mistake without any file is told as ever.
+    # A setting that is wrong without any file is told as ever.
     assert main(["config", "--check", "--sync-interval=soon"]) == 2
     assert "sync_interval" in capsys.readouterr().err

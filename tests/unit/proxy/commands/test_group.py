@@ -1,4 +1,4 @@
-"""What `ring-proxy group` makes of a sidecar's answer."""
+"""The output of `ring-proxy group` for a sidecar's answer."""
 
 import json
 import threading

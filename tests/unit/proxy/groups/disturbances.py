@@ -180,7 +180,7 @@ CHUNK = 1_000
 """The runs that one line of the command tells of."""
 
 EACH = 50
-"""Of so many runs one rests for `LONGEST` in any case, which tries whether a world that is quiet stays so."""
+"""One of so many runs rests for `LONGEST` in any case, which tries whether a world that is quiet stays so."""
 
 
 def disturbed(seed: int) -> World:

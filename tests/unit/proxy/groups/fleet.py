@@ -4,8 +4,8 @@ As a command, for so many sidecars with one member each, and so many shards:
 
 .venv/bin/python -m tests.unit.proxy.groups.fleet 200 400
 
-The groups are the real ones, and the broker is the model of `world.py`, which here delivers no more than so many beats
-a second, as a real one does. So the figures do not depend on the machine.
+The groups are the real ones. The broker is the model of `world.py`, which here delivers no more than so many beats a
+second, as a real one does, so the figures do not depend on the machine.
 """
 
 import sys

@@ -8,7 +8,7 @@ from proxy.groups.decide import Decision
 
 
 class Told:
-    """What the log tells of one decision after another."""
+    """The lines that the log tells of one decision after another."""
 
     def __init__(self) -> None:
         self._last = Decision()

@@ -97,7 +97,7 @@ def test_where_all_are_refused_the_target_tries_again() -> None:
     assert decide(view(a, b, shards="s")).targets["s"] in ("a", "b")
 
 
-# What members do.
+# Links that members open and let go
 
 
 def test_a_target_opens_its_link_once() -> None:
@@ -160,7 +160,7 @@ def test_a_vacant_shard_is_opened_by_the_fit_member_with_the_fewest_whoever_the_
     vacant = view(*members, local="a c", shards="s t u", vacant={"s", "t"})
     assert decide(vacant).targets == {"s": "b", "t": "c", "u": "a"}
     assert steps(decide(vacant)) == [("OPEN", "c", "t"), ("OPEN", "c", "s")]
-    # Also by a sidecar that hears nobody, of shards that nobody consumes.
+    # A sidecar that hears nobody does so too, for shards that nobody consumes.
     deaf = view(member("a"), local="a", vacant={"t"}, hears=False)
     assert steps(decide(deaf)) == [("OPEN", "a", "t")]
     stalled = view(changed(member("a"), is_stalled=True), local="a", vacant={"t"}, hears=False)
@@ -183,7 +183,7 @@ def test_a_vacant_shard_is_tried_by_one_member_at_a_time_beside_its_target() -> 
     assert steps(decide(view(slow, b, far, local="a b", shards="s", vacant={"s"}))) == [("OPEN", "b", "s")]
 
 
-# What beats say of it.
+# Links in beats
 
 
 def test_a_link_says_whether_its_member_is_the_target_and_behind_whom_it_waits() -> None:
@@ -195,7 +195,7 @@ def test_a_link_says_whether_its_member_is_the_target_and_behind_whom_it_waits()
     }
 
 
-# What reports say of it.
+# Reasons in reports
 
 
 @pytest.mark.parametrize(

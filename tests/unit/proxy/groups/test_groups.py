@@ -28,7 +28,7 @@ Connect = Callable[[], Awaitable[AbstractConnection]]
 
 
 class Session:
-    """What the groups have a session do."""
+    """A session that records what the groups have it do."""
 
     def __init__(self) -> None:
         self.did: list[tuple[Any, ...]] = []

@@ -213,7 +213,7 @@ def asked_for(made: Peers, now: float) -> list[str]:
 
 @pytest.mark.parametrize(("size", "every"), [(1, 1.0), (10, 1.0), (50, 5.0), (200, 20.0)])
 def test_in_a_large_fleet_each_beats_less_often(size: int, every: float) -> None:
-    """So that none hears more than `HEARD_A_SECOND` of them."""
+    """A sidecar hears no more than `HEARD_A_SECOND` beats."""
     made = fleet(size)
     assert made.every == every
     assert size / every <= HEARD_A_SECOND
@@ -287,7 +287,7 @@ def test_nobody_is_deaf_or_gone_as_a_fleet_shrinks_or_grows() -> None:
     assert grown.expire(NOW + 19.0)[0] == []
 
 
-# What others may make up.
+# Peers that somebody makes up
 
 
 def test_there_are_no_more_peers_than_may_be() -> None:

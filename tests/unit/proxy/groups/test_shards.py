@@ -1,4 +1,4 @@
-"""What the management API's answers make of a group: exact, or why not; and answers that cannot be believed."""
+"""The judgement of a group from the management API's answers, and answers that cannot be believed."""
 
 from typing import Any
 

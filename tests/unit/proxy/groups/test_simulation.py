@@ -81,7 +81,7 @@ def test_the_target_dies_while_the_owners_wait_for_acks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_client_that_acks_by_fives_holds_a_shard_back_no_longer_than_it_may(seed: int) -> None:
-    """What is withheld while the link is LEAVING never fills its batch."""
+    """The acks that the client withholds while the link is LEAVING never fill its batch."""
     world = grown(seed, 2, 1, shards=3, client=Client(batch=5))
     world.leave_timeout, world.bound = 5.0, 8.0
     world.disturb("a join")
@@ -270,7 +270,7 @@ def test_the_only_member_gets_a_shard_once_the_pause_after_its_last_refusal_is_o
 
 
 def test_the_world_takes_each_row_of_the_table_of_links_but_those_that_need_a_session() -> None:
-    """What the broker of the world never does is done to sessions, which take each row, in `test_rows`."""
+    """The rows that the broker of the world never takes are taken by sessions, in `test_rows`."""
     entered.update(dict.fromkeys(entered, 0))
     world = World(0, shards=4)
     world.denied.add(("first", "s00"))

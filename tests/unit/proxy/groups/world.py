@@ -39,7 +39,7 @@ class Consumer:
         self.link, self.session = link, session
         self.unacked: list[int] = []
         self.held: list[tuple[int, float]] = []
-        """What the client holds: message and when it came."""
+        """The messages that the client holds, each with the time when it came."""
         self.gives_way = False
         self.is_ended = False
         """Whether its channel has ended for the sidecar or the client; the broker may have yet to notice."""
@@ -138,7 +138,7 @@ class Session:
         if link.state == LinkState.LEAVING and not link.unacked:
             self._enter(link, LinkEvent.SETTLED)
 
-    # What the broker tells.
+    # Messages of the broker
 
     def consuming(self, consumer: Consumer) -> None:
         if consumer.is_ended or self.is_over:

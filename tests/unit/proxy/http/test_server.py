@@ -187,7 +187,7 @@ async def test_who_asks_nothing_keeps_nobody_out(sent: bytes) -> None:
         for _ in range(5):
             async with case.connected() as client:
                 assert await client.is_answered()
-        # What has asked stays, and of the others only the oldest had to go.
+        # A connection with a request stays, and of the others only the oldest had to go.
         assert await first.is_answered()
         assert await silent[0].read() == b""
         if sent:
@@ -295,7 +295,7 @@ async def test_the_whole_of_a_head(size: int, piece: int, before: bytes) -> None
             assert await client.is_answered()
         sent = head(size)
         assert len(sent) == size
-        # Of one that is too large not even the end is needed.
+        # A head that is too large is refused before its end.
         for at in range(0, size - 2 if size > server.MOST_HEAD and piece < size else size, piece):
             try:
                 await client.send(sent[at : at + piece])

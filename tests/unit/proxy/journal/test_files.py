@@ -147,7 +147,7 @@ def test_folders_that_are_there_stay_as_they_are_and_open_ones_are_told(
 
 
 BIG = random.Random(2).randbytes(200_000)
-"""What takes as many bytes compressed, nearly all of them at once."""
+"""A content that takes as many bytes compressed, nearly all of them at once."""
 
 
 def test_a_full_folder_takes_no_more_records_until_there_is_room(
@@ -159,7 +159,7 @@ def test_a_full_folder_takes_no_more_records_until_there_is_room(
     made.write(BIG, 1, 2, HOUR)
     with pytest.raises(FullError, match=r"have reached 300000 bytes \(journal_max_bytes\)"):
         made.write(BIG, 1, 3, HOUR)
-    # What was being written is whole, and nothing of it is lost.
+    # The file that was being written is whole, and nothing of it is lost.
     assert shown(tmp_path) == {f"dt=1970-01-01/hour=01/{PROXY}-000000000001.jsonl.gz": BIG + BIG}
     assert (made.give_up(), made.look(), made.close(), hidden(tmp_path)) == (0, False, False, [])
     with pytest.raises(FullError):

@@ -1,4 +1,4 @@
-"""What a process says of itself, and that no two processes say the same."""
+"""The identity of a process, which no two processes share."""
 
 import subprocess
 import sys

@@ -53,7 +53,7 @@ class Sent(NamedTuple):
 
 
 class Model:
-    """What should become of each publish, of whatever the broker may say."""
+    """The expected outcome of each publish, of whatever the broker may say."""
 
     def __init__(self, cuts: list[int]) -> None:
         self.wire, self.cuts = Wire(), cuts

@@ -486,7 +486,7 @@ async def test_no_publish_falls_between_closing_and_the_next_connection() -> Non
 
 @pytest.mark.parametrize("polite", [True, False])
 async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the broker does not answer its goodbye."""
+    """The link connects anew even where the broker does not answer its goodbye."""
     broker = FakeBroker(polite=polite)
     async with up(broker, open_timeout=0.3) as (connection, visit, results):
         connection.doubt()

@@ -190,7 +190,7 @@ def test_closing_what_is_not_open_says_nothing() -> None:
     assert (client.out, client.stage) == ([], Stage.OPENING)
 
 
-# What is sent.
+# Sending
 
 
 def test_a_publish_to_a_queue() -> None:
@@ -655,7 +655,7 @@ def test_who_is_told_may_publish_and_give_up_at_once() -> None:
     assert w.fed(ack(1, 5))[4] is Outcome.CONFIRMED
 
 
-# What waits to be packed.
+# Publishes that wait to be packed
 
 
 def sent_to(w: Wire) -> list[tuple[str, bytes]]:

@@ -460,7 +460,7 @@ def test_a_table_is_shared_while_it_is_held_and_then_gone() -> None:
     assert len(t.tables._tables) == 1
 
 
-# What was used.
+# Use of exchanges
 
 
 def test_touch_tells_what_was_published_to_since() -> None:

@@ -32,7 +32,7 @@ KEYS = [b"k%d" % n for n in range(60)]
 LOST = [key for key in KEYS if QUEUES.ring.owner_of(key) == queue("q2")]
 KEPT = [key for key in KEYS if key not in LOST]
 GONE = Stale((VHOST, "x"), queue("q2"))
-"""What shows that the queue of LOST is gone."""
+"""The event that shows that the queue of LOST is gone."""
 CLOSE_OK = made(1, commands.Channel.CloseOk())
 OPENING = method(OURS, 20, 10, b"\0") + confirm_select(OURS)
 

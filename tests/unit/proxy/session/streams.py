@@ -26,7 +26,7 @@ BY_HEADER = ring(*(wire.queue(f"q{i}") for i in range(16)), hashed=HashedValue("
 
 
 def no_ring() -> Wire:
-    """Of types that no ring routes: a topic exchange and one that is passed by the settings."""
+    """Return a Wire whose exchanges no ring routes: a topic exchange, and one that is passed by the settings."""
     return Wire({"t": known(None, PassReason.TYPE), "p": known(QUEUES, PassReason.MODE_PASS)})
 
 

@@ -66,7 +66,7 @@ def refusing(confirming: bool = True) -> Wire:
 
 
 def test_one_that_is_closed_is_not_waited_for() -> None:
-    """What the broker answers comes before its close-ok."""
+    """The broker's answers come before its close-ok."""
     w = refusing()
     assert closing.awaits_answers(w.c)
     w.broker(CLOSE_OK)
@@ -263,7 +263,7 @@ def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
     assert w.counters("x").unknown == 1
 
 
-# What a close of the broker's says.
+# Closes by the broker
 
 FOUR_THREE = b"ACCESS_REFUSED - write access to exchange '%s' in vhost '/' refused for user 'u'"
 NO_EXCHANGE = b"NOT_FOUND - no exchange '%s' in vhost '/'"

@@ -104,7 +104,7 @@ def test_every_publish_is_counted_once(steps: list[tuple[str, int, bool, bool]],
 
 
 class Client:
-    """What a client makes of the answers it gets: as strict as any library is."""
+    """The state of a client that is as strict about the answers it gets as any library is."""
 
     def __init__(self) -> None:
         self.waiting: set[int] = set()
@@ -123,7 +123,7 @@ class Client:
 @given(st.data())
 @examples(400)
 def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataObject) -> None:
-    """Also of those that come back and are on their way again for a while."""
+    """The rule holds for publishes that come back and are on their way again for a while, too."""
     confirms, counters, client = begun(), Counters(), Client()
     failed: set[int] = set()
     back: set[int] = set()
@@ -255,7 +255,7 @@ def test_what_was_rolled_back_never_was() -> None:
 
 @pytest.mark.parametrize("stuck", [1, 2, 700])
 def test_one_that_is_never_confirmed_makes_nothing_of_the_others_stay(stuck: int) -> None:
-    """What is behind it takes no more memory or work than what has nothing before it."""
+    """The publishes behind it take no more memory or work than those that have nothing before them."""
     confirms, counter_table = begun(), [Counters(), Counters()]
     for number in range(1, 20_001):
         publish(confirms, counter_table[number % 2])

@@ -1,4 +1,4 @@
-"""What a session knows of its peers: routes that were forced, and frames of this proxy at frame boundaries."""
+"""The state of a session: routes that were forced, and frames of this proxy at frame boundaries."""
 
 import pytest
 from pamqp import commands

@@ -301,7 +301,7 @@ def test_a_vhost_that_runs_past_its_frame_is_a_syntax_error() -> None:
 
 CHANNEL_OPEN = made(1, commands.Channel.Open())
 AHEAD = start_ok() + tune_ok(2046) + OPEN + CHANNEL_OPEN + message(1, b"", b"q") + HEARTBEAT
-"""What a client that waits for nothing sends behind its header: RabbitMQ takes it (observed on 3.10.8)."""
+"""The bytes that a client that waits for nothing sends behind its header: RabbitMQ takes it (observed on 3.10.8)."""
 
 
 def test_a_handshake_may_come_all_at_once_and_goes_out_turn_by_turn() -> None:

@@ -1,4 +1,4 @@
-"""What is journalled of publishes: by which ring, to which destination, and what became of them in the end."""
+"""The records of publishes in the journal: by which ring, to which destination, and what became of them in the end."""
 
 from proxy.journal.buffer import Filled, Journal, Record
 from proxy.outcome import Outcome

@@ -118,7 +118,7 @@ def strict() -> Wire:
 @pytest.mark.parametrize(("code", "data", "kept"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("after", [b"", TRAILING + GOOD], ids=["alone", "followed"])
 def test_bad_input_closes_the_connection_with_its_code(code: int, data: bytes, kept: bytes, after: bytes) -> None:
-    """What came before is forwarded, then both sides are told; what comes after goes nowhere."""
+    """The frames before it are forwarded, then both sides are told; the bytes after it go nowhere."""
     stream = GOOD + data + after
     some = [[stream], [stream[i : i + 1] for i in range(len(stream))]]
     some += [[stream[:i], stream[i:]] for i in range(len(GOOD), min(len(stream), len(GOOD) + 60))]

@@ -218,7 +218,7 @@ def test_no_stream_of_declarations_leaves_a_message_without_a_ring() -> None:
 
 
 def test_each_return_asks_for_a_reading_of_its_own() -> None:
-    """That of another message, however short a time ago, says nothing of a queue that may have been there since."""
+    """An earlier reading for another message says nothing of a queue that may have been there since."""
     w = connected()
     outs = [w.client(message(1, b"x", key)) for key in LOST[:2]]
     w.both(back(outs[0]))
@@ -228,7 +228,7 @@ def test_each_return_asks_for_a_reading_of_its_own() -> None:
     assert w.awaited == GONE
 
 
-# What waits while something is read, and what does not.
+# Frames that wait while something is read, and frames that do not
 
 
 @pytest.mark.parametrize("found", [LEFT, None], ids=["changed", "not readable"])
@@ -257,7 +257,7 @@ def test_all_but_its_own_ack_goes_on_in_any_chunking(found: KnownRing | None) ->
 
 @pytest.mark.parametrize("found", [LEFT, None], ids=["changed", "not readable"])
 def test_acks_of_others_on_its_channel_go_on_before_it_is_placed(found: KnownRing | None) -> None:
-    """Also where the broker acks many at once: the client is told of each for itself."""
+    """The client is told of each for itself, even where the broker acks many at once."""
     w = connected()
     keys = [KEPT[0], LOST[0], KEPT[1], LOST[1], KEPT[2]]
     outs = [w.client(message(1, b"x", key)) for key in keys]
@@ -364,7 +364,7 @@ def mingled(*streams: list[Frame]) -> list[Frame]:
 
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 0, 3), (3, 6, 0), (9, 3, 6)])
 def test_contents_that_come_mingled_go_out_whole_in_any_chunking(sizes: tuple[int, int, int]) -> None:
-    """Of three channels, frame by frame, a fourth message behind one of them."""
+    """The contents of three channels come frame by frame, a fourth message behind one of them."""
     lost = [message(n, b"x", LOST[n], b"%d" % n * size) for n, size in enumerate(sizes, 1)]
     lost.append(message(2, b"x", LOST[4], b"behind"))
     plain = connected()
@@ -386,7 +386,7 @@ def test_contents_that_come_mingled_go_out_whole_in_any_chunking(sizes: tuple[in
         assert (w.c.republishing.gathering, w.c.to_client.rest) == (0, b"")
 
 
-# What clients are told.
+# Answers to clients
 
 
 ORDERS = {

@@ -1,4 +1,4 @@
-"""What waits for messages that are on their way again, how channels and sessions end, and what cannot go out again."""
+"""Frames that wait for messages on their way again, ends of channels and sessions, and publishes that stay returned."""
 
 from collections.abc import Callable
 
@@ -74,7 +74,7 @@ def in_transaction(count: int = 1, *, bits: int = 0) -> Wire:
     return w
 
 
-# What waits.
+# Frames that wait
 
 
 def test_a_commit_ok_waits_for_all_and_what_follows_behind_it() -> None:
@@ -248,7 +248,7 @@ def test_what_comes_back_after_that_is_not_published_again() -> None:
     assert counted(w) == (1, 0, 0, 1, 0, 1)
 
 
-# What cannot go out again, and what is not ours.
+# Returned messages that cannot go out again, or are not the session's own
 
 
 def test_publishes_before_confirm_select_go_out_again_and_are_not_acked() -> None:

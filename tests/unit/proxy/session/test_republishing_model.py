@@ -94,7 +94,7 @@ class Broker:
         self.passed: Counter[int] = Counter()
         """By channel, publishes to an exchange."""
         self.pending: list[Published] = []
-        """Of the transaction."""
+        """The publishes of the transaction."""
         self.closing_ours = self.closed_ours = False
         self.reader = Reader()
 
@@ -161,7 +161,7 @@ class Broker:
         self.say((ack if acked else nack)(channel, tag, several))
 
     def close_ours(self) -> None:
-        """What it has said of our channel and not sent yet still comes before."""
+        """Close our channel; frames that the broker has said on it and not sent yet still come before."""
         self.due[OURS].clear()
         self.reader.contents.pop(OURS, None)
         self.closing_ours = self.closed_ours = True
@@ -193,9 +193,9 @@ class Scene:
         self.w.client(made(3, commands.Tx.Select()))
         self.sent: dict[int, list[Sent]] = defaultdict(list)
         self.unsent = b""
-        """Of the client."""
+        """The client's bytes that have not gone out."""
         self.unread = b""
-        """Of the broker, by the proxy."""
+        """The broker's bytes that the proxy has not read."""
         self.half = self.half_back = b""
         """A frame to the broker, and to the client, that has begun."""
         self.uncommitted: list[Sent] = []
@@ -210,7 +210,7 @@ class Scene:
     def draw(self, upto: int) -> int:
         return self.random.randint(0, upto)
 
-    # What happens.
+    # Events
 
     def publish(self) -> None:
         channel = self.draw(2) + 1
@@ -246,7 +246,7 @@ class Scene:
         """The broker's next frame of some channel goes out."""
         ready = [channel for channel, frames in self.broker.says.items() if frames]
         if self.said.contents.keys() - {OURS}:
-            # What is decided on our channel may have to be told on that of the content that is under way.
+            # An outcome that is decided on our channel may have to be told on that of the content that is under way.
             ready = [channel for channel in ready if channel != OURS]
         if ready:
             frame = self.broker.says[ready[self.draw(len(ready) - 1)]].popleft()
@@ -295,7 +295,7 @@ class Scene:
             broker_loop.read_again(self.w.c, self.w.c.republishing.parking.exchanges[0], self.w.awaited, self.w.c.now)
             self.flush()
 
-    # What comes of it.
+    # Output, and its check
 
     def flush(self) -> None:
         """The proxy's output reaches both sides: the broker whole frames, as they get whole."""
@@ -388,7 +388,7 @@ QUIET = {
     "reread": 4,
 }
 WILD = QUIET | {"declare": 2, "delete_all": 0.5, "fill": 0.5, "close_ours": 1, "read_rings": 2}
-"""What may happen, and how often beside the others."""
+"""The events that may happen, and how often beside the others."""
 
 
 @given(st.randoms(use_true_random=True), st.booleans())

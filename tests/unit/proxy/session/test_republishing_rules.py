@@ -1,4 +1,4 @@
-"""What is, and what is not, published again; and whom nobody waits for."""
+"""The publishes that are published again and those that are not; and the messages that nobody waits for."""
 
 from pamqp import commands
 

@@ -80,7 +80,7 @@ def request(form: Form, bits: int, table: bytes = NO_TABLE, channel: int = 1) ->
 
 
 def declared(w: Wire) -> list[Declaration]:
-    """What has been told since the last time."""
+    """Return the declarations since the last call."""
     told = [event.declaration for event in w.c.events if isinstance(event, Declared)]
     assert len(told) == len(w.c.events)
     w.c.events.clear()

@@ -1,4 +1,4 @@
-"""What comes back: the client's own message in the client's words, or nothing of it."""
+"""Returned messages: the client gets its own in its own words, or nothing of them."""
 
 from collections.abc import Callable, Mapping
 from struct import pack
@@ -251,7 +251,7 @@ def test_without_confirms_a_lost_publish_is_swallowed_and_counted() -> None:
     assert w.c.channels[1].confirms.returned == {}
 
 
-# What is not ours.
+# Returns of messages that no ring routed
 
 
 def passing() -> Wire:

@@ -81,7 +81,7 @@ class Socket(asyncio.Transport):
         self.sent += data
 
     def taken(self) -> bytes:
-        """What came since the last time."""
+        """Return the bytes that came since the last call."""
         data, self.sent = self.sent, b""
         return data
 
@@ -130,7 +130,7 @@ class Rings:
         self._wire.router.mark_declared((vhost, "x"), time.monotonic(), certain=False)
 
     async def look_up(self, name: Name, within: float) -> None:
-        """Of any other exchange there is no answer."""
+        """Fail: there is no answer for any other exchange."""
         raise NotReadable("no answer")
 
 
@@ -156,13 +156,13 @@ class Ends:
         return self.broker.leg
 
     def of_client(self, data: bytes) -> bytes:
-        """What the broker gets of it."""
+        """Feed bytes of the client; return what the broker gets."""
         self.session.client.data_received(data)
         assert self.broker is not None
         return self.broker.taken()
 
     def of_broker(self, data: bytes) -> bytes:
-        """What the client gets of it."""
+        """Feed bytes of the broker; return what the client gets."""
         self.session.broker.data_received(data)
         return self.client.taken()
 
@@ -229,7 +229,7 @@ async def closed(ends: Ends, why: End) -> None:
 
 @pytest.mark.parametrize("side", ["before the broker is dialled", "ahead of the handshake", "of the broker"])
 async def test_a_session_that_is_over_keeps_none_of_the_bytes_that_wait(ends: Ends, side: str) -> None:
-    """What is a cycle is freed late, if ever."""
+    """The bytes must go at once, since a cycle is freed late, if ever."""
     waiting, c = bytes(1000), ends.session.connection
     if side == "before the broker is dialled":
         ends.session.client.data_received(PROTOCOL_HEADER + waiting)
@@ -253,7 +253,7 @@ async def test_a_session_that_is_over_keeps_none_of_the_bytes_that_wait(ends: En
 async def test_a_read_that_takes_long_leaves_a_turn_to_others(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, of: Callable[[Ends, bytes], bytes]
 ) -> None:
-    """What follows in it is taken then, and the socket is not read meanwhile."""
+    """The rest of the read is taken then, and the socket is not read meanwhile."""
     await ends.opened()
     assert ends.broker is not None
     socket, other = (ends.client, ends.broker) if of is Ends.of_client else (ends.broker, ends.client)
@@ -511,7 +511,7 @@ async def test_a_drain_within_a_body_frame_takes_its_end_for_what_came_back_mean
     told = split(ends.of_broker(ack(2047, 1) + ack(1, 2)))
     assert [each.id for each in told] == [(60, 80), (60, 80), (10, 50)]
     assert code_of(told[-1]) == 320
-    # What came behind that frame was not taken.
+    # The ack behind that frame was not taken.
     assert [each.id for each in split(broker.taken())] == [(10, 50)]
 
 
@@ -601,7 +601,7 @@ async def test_what_a_client_that_has_gone_waits_for_is_waited_for_so_long(
 async def test_a_client_that_closes_and_goes_waits_no_longer_than_any_that_closes(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its publish waited for a declaration first."""
+    """The limit holds where the client's publish waited for a declaration first, too."""
     shorten(monkeypatch, "LEAVE_WITHIN")
     await ends.opened()
     bind = made(1, commands.Queue.Bind(queue="q1", exchange="x", routing_key="2"))
@@ -804,7 +804,7 @@ async def test_a_channel_that_the_broker_does_not_agree_to_close_ends_for_its_cl
     await eventually(lambda: bool(ends.client.sent))
     (refused,) = split(ends.client.taken())
     assert (refused.id, refused.channel, code_of(refused)) == ((20, 40), 1, 541)
-    # What the broker still says on it is for nobody, and another channel goes on.
+    # The broker's frames on the refused channel are for nobody, and another channel goes on.
     assert ends.of_broker(ack(1, 1) + made(1, commands.Basic.Deliver("c", 1, False, "e", "k"))) == b""
     assert ends.of_broker(header(1, 5) + body(1, b"hello")) == b""
     close_ok, opened = made(1, commands.Channel.CloseOk()), made(1, commands.Channel.Open())
@@ -980,7 +980,8 @@ class Leavers:
 
 
 @pytest.mark.parametrize(
-    "end", ["the broker's socket", "the client's socket", "the client's close", "a close of the broker's", "a defect"]
+    "end",
+    ["the broker's socket", "the client's socket", "the client's close", "a close of the broker's", "unexpected error"],
 )
 async def test_the_groups_are_told_of_members_whose_session_ends(end: str) -> None:
     groups = Leavers()
@@ -999,12 +1000,12 @@ async def test_the_groups_are_told_of_members_whose_session_ends(end: str) -> No
         case "a close of the broker's":
             ends.of_broker(made(0, commands.Connection.Close(320, "shutdown", 0, 0)))
             ends.of_client(made(0, commands.Connection.CloseOk()))
-        case "a defect":
-            # Somebody else's defect, before the session has handed on that the other member has left.
+        case "unexpected error":
+            # An unexpected error elsewhere, before the session has handed on that the other member has left.
             c.interceptor.events.append(Left(members[1]))
             ends.session._defect()
     assert ends.broker is not None
     ends.broker.abort()
     ends.client.abort()
     await eventually(lambda: bool(ends.over))
-    assert groups.left == ["there", *(["untold"] if end == "a defect" else [])]
+    assert groups.left == ["there", *(["untold"] if end == "unexpected error" else [])]

@@ -128,7 +128,7 @@ def test_random_sessions_take_every_row_of_the_tables_and_no_other() -> None:
             if channel is not None:
                 states.add((state, channel.state))
                 contents.add((expect, channel.expect))
-    # What comes before the handshake, a session does by itself.
+    # The phases before the handshake are entered by the session itself.
     expected = {(one, other) for one, others in TRANSITIONS.items() for other in others if one >= Phase.HANDSHAKE}
     assert {(one, other) for one, other in phases if one is not other} == expected
     changes = {(one, other) for one, others in CHANNEL_TRANSITIONS.items() for other in others}

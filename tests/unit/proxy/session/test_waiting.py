@@ -54,7 +54,7 @@ def test_what_a_channel_sent_behind_a_publish_that_waits_goes_out_behind_it() ->
 
 
 def test_nothing_goes_on_while_the_client_is_in_the_midst_of_a_frame() -> None:
-    """Of another channel, whose beginning the broker has got."""
+    """The frame is of another channel, and the broker has got its beginning."""
     w = Wire()
     w.client(message(1, b"later", b"k"))
     big = publish(2, b"", b"q") + header(2, 100) + body(2, bytes(100))
@@ -143,7 +143,7 @@ def test_channels_wait_each_for_its_own() -> None:
 
 
 def test_a_forced_route_is_for_its_exchange_only() -> None:
-    """What was found out about one exchange says nothing of the next publish's."""
+    """The result of a look-up of one exchange says nothing of the next publish's."""
     w = Wire()
     w.client(message(1, b"absent", b"k") + message(1, b"other", b"k"))
     assert w.held == "absent"
@@ -245,7 +245,7 @@ def test_a_client_is_read_to_the_end_of_its_frame_however_much_waits() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_a_number_that_is_free_again_waits_on_in_the_midst_of_anothers_frame(size: int) -> None:
-    """What is sent on it behind its channel.open goes out behind that."""
+    """Frames on it behind its channel.open go out behind that."""
     w = Wire()
     big = publish(2, b"", b"q") + header(2, 100) + body(2, bytes(100))
     closed, opened = made(1, commands.Channel.Close(200, "", 0, 0)), made(1, commands.Channel.Open())
@@ -276,7 +276,7 @@ def test_what_waits_for_room_goes_on_though_a_channel_gets_crowded_first() -> No
 
 
 def test_what_was_found_for_a_publish_is_for_none_that_came_after_the_reading_began() -> None:
-    """That may have come behind a declaration, of another channel, which the reading does not show."""
+    """The later publish may have come behind a declaration, of another channel, which the reading does not show."""
     w = Wire()
     first = message(1, b"later", b"k") * 2
     w.client(first)

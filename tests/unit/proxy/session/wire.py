@@ -129,7 +129,7 @@ def confirm_select(channel: int) -> bytes:
     return method(channel, 85, 10, b"\0")
 
 
-# What came out.
+# Output
 
 
 class Frame(NamedTuple):
@@ -342,30 +342,30 @@ class Wire:
         return {name for name, _ in self.counter_table.by_way}
 
     def client(self, data: bytes) -> bytes:
-        """What goes to the broker for these bytes of the client's; nothing may go to the client."""
+        """Feed bytes of the client; return what goes to the broker. Nothing may go to the client."""
         client_loop.from_client(self.c, data)
         assert self.to_client() == b""
         return self.to_broker()
 
     def broker(self, data: bytes) -> bytes:
-        """What goes to the client for these bytes of the broker's; nothing may go to the broker."""
+        """Feed bytes of the broker; return what goes to the client. Nothing may go to the broker."""
         broker_loop.from_broker(self.c, data)
         assert self.to_broker() == b""
         return self.to_client()
 
     def both(self, data: bytes) -> tuple[bytes, bytes]:
-        """What goes to the broker, and what to the client, for these bytes of the broker's."""
+        """Feed bytes of the broker; return what goes to the broker, and what to the client."""
         broker_loop.from_broker(self.c, data)
         return self.to_broker(), self.to_client()
 
     @property
     def awaited(self) -> Read | None:
-        """What must be read for the first of the messages that came back and wait."""
+        """The reading that the first of the messages that came back waits for."""
         exchanges = self.c.republishing.parking.exchanges
         return self.c.republishing.parking.wanted(exchanges[0]) if exchanges else None
 
     def reread(self, entries: Mapping[str, Entry | KnownRing | None]) -> tuple[bytes, bytes]:
-        """What goes to either side once what a message that came back waits for has been read, as a session does it.
+        """Have what a message that came back waits for read, as a session does; return what goes to either side.
 
         `entries` are what was found; None for an exchange that is gone. One that is not among them could not be read.
         """
@@ -383,12 +383,12 @@ class Wire:
 
     @property
     def backlog(self) -> Backlog | None:
-        """What waits of the channel that came to wait first."""
+        """The backlog of the channel that came to wait first."""
         return next((channel.backlog for channel in self.c.waiting.channels.values()), None)
 
     @property
     def waits_for(self) -> Awaited | None:
-        """What its first frame waits for."""
+        """The thing that the first frame of that backlog waits for."""
         return self.backlog.awaited if self.backlog is not None else None
 
     @property
@@ -397,7 +397,7 @@ class Wire:
         return self.waits_for.name[1] if isinstance(self.waits_for, Unread) else None
 
     def resumed(self, forced: Route | None = None, seen: int | None = None) -> bytes:
-        """What goes to the broker once the channel that came to wait first need not wait any more.
+        """End the wait of the channel that came to wait first; return what goes to the broker.
 
         `forced` is for so many of the first pieces that wait; for all of them where `seen` is None.
         """
@@ -442,7 +442,7 @@ def cuts(data: bytes) -> st.SearchStrategy[list[int]]:
 
 
 class Fed(NamedTuple):
-    """What came of a feeding."""
+    """The result of feeding bytes to a connection."""
 
     to_broker: bytes
     to_client: bytes
@@ -450,7 +450,7 @@ class Fed(NamedTuple):
 
 
 def fed(make: Callable[[], Wire], data: bytes, feed: Feed = client_loop.from_client) -> Fed:
-    """What comes of the data fed in each chunking to one more connection: the same, and that is returned."""
+    """Feed the data in each chunking to one more connection; return the result, which is the same for all."""
     outcomes: list[Fed] = []
     for chunking in chunkings(data):
         wire = make()

@@ -17,7 +17,7 @@ from tests.certificates import Authority, Pair, ended
 
 
 def told(certificate: Path) -> float:
-    """What the command openssl says."""
+    """Return the end of a certificate as the command openssl prints it."""
     command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(ssl.cert_time_to_seconds(shown.strip().removeprefix("notAfter=")))

@@ -204,7 +204,7 @@ def test_tomls_own_types(tmp_path: Path) -> None:
 def test_a_mistake_in_the_file_names_the_file_and_the_setting(tmp_path: Path, toml: str, told: str) -> None:
     message = mistake(tmp_path, toml)
     assert told in message
-    # What only all the settings together show, a zero say, is told without the place.
+    # A mistake that only all the settings together show, a zero say, is told without the place.
     assert "ringproxy.toml" in message or "greater than 0" in message or "at least 1" in message
 
 

@@ -30,7 +30,7 @@ def test_few_cost_nothing_and_many_wait_their_turn() -> None:
     assert delays[:FREE] == [0] * FREE
     assert delays[FREE:] == [pytest.approx(n / RATE) for n in range(1, WAITING + 1)]
     assert not case.may_try()
-    # What was on its way by then waits no longer than the last of those.
+    # The guess that was on its way by then waits no longer than the last of those.
     assert case.failed() == delays[-1]
     assert case.counts == {("token", "wrong"): FREE + WAITING + 1, ("token", "unchecked"): 1}
     # Another address is none the worse.

@@ -216,7 +216,7 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(file: Path, caplog: pyt
 
 
 def test_a_version_that_kubernetes_puts_in_place_by_a_link_counts(tmp_path: Path) -> None:
-    """Of the same size and time: only the file behind the link is another."""
+    """The size and the time are the same: only the file behind the link is another."""
     for version, token in (("v1", "first"), ("v2", "other")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "tokens").write_text(ENTRY + f'token = "{token}"\npublish = "*"\n')

@@ -54,7 +54,7 @@ FAULTS = {
     "the connection was lost": raising(asyncio.CancelledError()),
     "reset": raising(ConnectionResetError("reset")),
 }
-"""What may become of a request over AMQP, by what is told of it."""
+"""The outcomes of a request over AMQP, by what is told of them."""
 
 
 @pytest.fixture(autouse=True)

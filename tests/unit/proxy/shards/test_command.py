@@ -1,4 +1,4 @@
-"""What the parts of `ring-proxy topology` print, and how they end."""
+"""The output and the exit status of each part of `ring-proxy topology`."""
 
 from argparse import Namespace
 from collections.abc import Callable

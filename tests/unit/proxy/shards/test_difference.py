@@ -30,7 +30,7 @@ def shard(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def made(**fields: Any) -> State:
-    """What exists once a file with one exchange was applied to an empty virtual host."""
+    """Return the state once a file with one exchange was applied to an empty virtual host."""
     return after(EMPTY, *differ(EMPTY, **fields).steps)
 
 
@@ -53,7 +53,7 @@ def documents(draw: st.DrawFn, at_least: frozenset[int] = frozenset(), types: Se
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[State, dict[str, Any]]:
-    """What exists, perhaps after an apply that was killed, and a file that wants the same shards or more."""
+    """Draw a state, perhaps after an apply that was killed, and a file that wants the same shards or more."""
     first = draw(documents())
     steps = differ(EMPTY, **first).steps
     state = after(EMPTY, *steps[: draw(st.integers(0, len(steps)))])

@@ -322,7 +322,7 @@ def losing(state: State) -> set[tuple[str, str]]:
 def test_no_prefix_of_a_plan_loses_what_is_dead_lettered_to_another_exchange_of_the_file(
     exchanges: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    """Also not where an earlier apply of some of the exchanges was killed."""
+    """The rule holds where an earlier apply of some of the exchanges was killed, too."""
     fewer = [each for each in exchanges if data.draw(st.booleans())]
     fewer = fewer if fewer and not plan(EMPTY, *fewer).refusals else exchanges
     steps = plan(EMPTY, *fewer).steps

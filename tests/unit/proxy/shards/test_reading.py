@@ -1,4 +1,4 @@
-"""What is read of a virtual host, and which answers are not believed."""
+"""The reading of a virtual host, and the answers that are not believed."""
 
 from typing import Any
 

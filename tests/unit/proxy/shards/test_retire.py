@@ -1,4 +1,4 @@
-"""What `retire` takes for a shard and its lanes, and what stops it before it deletes a queue."""
+"""The shard and lanes that `retire` finds, and what stops it before it deletes a queue."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,7 +66,7 @@ def test_a_lane_on_the_ring_that_leads_nowhere_is_its_shards_own() -> None:
 
     assert checked(found, "orders.3") == ["orders.lane.3"]
     assert module._bindings(found, retirement("orders.3")) == list(ring[1:])
-    # Of the queue behind the last lane that leads somewhere no binding is taken away.
+    # The bindings of the queue behind the last lane that leads somewhere all stay.
     with pytest.raises(RetireError, match="is the only one of exchange 'orders'"):
         checked(found, "orders.1")
     assert module._bindings(found, retirement("orders.1")) == list(ring[:1])

@@ -49,7 +49,7 @@ def header_of(**values: object) -> Header:
 
 
 def read(header: Header, size: int = 0, stamps: bytes = b"") -> dict[str, Any]:
-    """What another library reads, by AMQP's names."""
+    """Return the properties as another library reads them, by AMQP's names."""
     properties = dict(properties_in(header.payload(size, stamps)))
     found = {name.replace("message_type", "type"): value for name, value in properties.items()}
     return {name: value for name, value in found.items() if value is not None and name != "cluster_id"}

@@ -1,4 +1,4 @@
-"""What is written in one go arrives whole and in order, joined or not, also where the peer reads late."""
+"""Bytes that are written in one go arrive whole and in order, joined or not, also where the peer reads late."""
 
 import asyncio
 import socket

@@ -64,7 +64,7 @@ class Grouping(Wire):
 
     @property
     def events(self) -> list[Event | GroupEvent]:
-        """What has happened, for the session and for the groups."""
+        """Return the events for the session and for the groups."""
         return [*self.c.events, *self.consuming.events]
 
     def forget(self) -> None:
@@ -106,7 +106,7 @@ def consume(channel: int, tag: str = "c", name: str = "x", **more: object) -> by
 
 
 def opened(number: int, tag: str = "c") -> bytes:
-    """What the broker says to a link that is opened."""
+    """Return the broker's answers to a link that is opened."""
     ok = made(number, commands.Channel.OpenOk()) + made(number, commands.Basic.QosOk())
     return ok + made(number, commands.Basic.ConsumeOk(tag))
 

@@ -1,4 +1,4 @@
-"""What a client's methods about consumers and deliveries do to its members, frame by frame."""
+"""The effects of a client's methods about consumers and deliveries on its members, frame by frame."""
 
 import pytest
 from pamqp import commands
@@ -549,7 +549,7 @@ def test_deliveries_of_links_that_end_are_dropped() -> None:
     assert wire.consuming.sources == {}
 
 
-# What the groups have a session do.
+# Calls of the groups on a session
 
 
 def test_one_link_for_each_shard() -> None:

@@ -1,4 +1,4 @@
-"""What a client's methods on a group's name as if it were a queue lead to, frame by frame."""
+"""The effects of a client's methods on a group's name as if it were a queue, frame by frame."""
 
 import pytest
 from pamqp import base, commands
@@ -31,7 +31,7 @@ from tests.unit.proxy.session.wire import (
 Basic, Exchange, Queue = commands.Basic, commands.Exchange, commands.Queue
 
 ASKED = [(FIRST, (20, 10)), (FIRST, (50, 10)), (FIRST, (40, 10))]
-"""What the broker is asked first."""
+"""The methods by which the broker is asked first."""
 
 METHODS: dict[str, tuple[base.Frame, int, str]] = {
     "bind": (Queue.Bind(queue="x", exchange="e", routing_key="k"), 406, "'x' is a sharded exchange and no queue: it c"),
@@ -384,7 +384,7 @@ def test_a_channel_that_ends_meanwhile_takes_its_question_along(step: int) -> No
     assert wire.c.channels[1].state == ChannelState.CLOSED
     group_name.found(wire.consuming, wire.c.channels[1], ["q1"])
     assert wire.to_broker() == b""
-    # What the broker had sent before changes nothing, and the number is free again.
+    # The broker's earlier answers change nothing, and the number is free again.
     wire.both(counted(number, 1, 1) + closed(number))
     assert len(wire.consuming.free) == 20
     resumed(wire)

@@ -36,7 +36,7 @@ def test_a_link_that_is_let_go_ends_behind_the_last_ack_of_what_the_client_has_g
     wire.actions.let_go(member, "q1")
     assert sent(wire) == []
     assert (member.links["q1"].state, member.links["q1"].unacked) == (LinkState.LEAVING, 2)
-    # What the broker sends until then is not the client's: the next member gets it. The other shard goes on.
+    # A delivery that the broker sends until then is not the client's: the next member gets it. The other shard goes on.
     assert wire.broker(deliver(A, 3) + deliver(B, 2)) == seen(4, exchange=b"x")
     assert sent(wire, ack(1, 1)) == [(A, ACK)]
     assert sent(wire, ack(1, 3)) == [(A, ACK), (A, CLOSE)]

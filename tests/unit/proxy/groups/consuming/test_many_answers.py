@@ -63,7 +63,7 @@ def test_the_newest_is_returned_first_and_another_shards_deliveries_are_older() 
     data = b"".join(nack(tag) for tag in range(2 * MANY, MANY, -1))
     with in_little_time():
         assert wire.client(data) == b""
-        # What goes back then goes in parts, between which other sessions have a turn.
+        # The deliveries then go back in parts, between which other sessions have a turn.
         parts = []
         while wire.consuming.requeued:
             settle.hand_back(wire.consuming, wire.c.now, wire.c.now)

@@ -29,7 +29,7 @@ class World:
         self.open: dict[int, tuple[TaggedSource, int]] = {}
         self.unacked: dict[TaggedSource, set[int]] = {source: set() for source in self.sources}
         self.returning: dict[tuple[TaggedSource, int], int] = {}
-        """What the client has returned and the broker has yet to hear of, with the method."""
+        """The deliveries that the client has returned and the broker has yet to hear of, with the method."""
 
     def deliver(self, source: TaggedSource, *, settled: bool) -> None:
         """The broker delivers on a channel; `settled` says that nobody acks it."""
@@ -159,7 +159,7 @@ def test_recover_forgets_everything_and_tells_whose_it_was() -> None:
     assert other not in numbering.recover()
     assert (numbering.unacked, one.link.unacked) == ({}, 0)
     numbering.add(one, 3, 0.0)
-    # What the broker delivers again has new tags: an answer to all of it names no old one.
+    # A message that the broker delivers again has a new tag: an answer to all of it names no old one.
     assert numbering.settle_all(numbering.last, MOST) == [(one, 3, True, 0)]
 
 

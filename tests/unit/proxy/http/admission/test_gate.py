@@ -78,7 +78,7 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
         self.head = b""
-        """Of the last answer."""
+        """The head of the last answer."""
 
     def post(self, body: bytes, *headers: str, length: int | None = None) -> None:
         lines = ["POST / HTTP/1.1", "Host: x", *headers]

@@ -28,7 +28,7 @@ NEVER = (
 
 
 def status(names: HostNames, host: str | None, transport: Any) -> int:
-    """That of the problem, 200 for none."""
+    """Return the status of the problem, 200 for none."""
     headers = {} if host is None else {"Host": host}
     request = make_mocked_request("POST", "/", headers, transport=transport)
     try:
@@ -100,7 +100,7 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
 
 
 def refused(**headers: str) -> str:
-    """What the problem names; empty where there is none."""
+    """Return the text of the problem; empty where there is none."""
     request = make_mocked_request("POST", "/", {name.replace("_", "-"): value for name, value in headers.items()})
     try:
         refuse_foreign(request)

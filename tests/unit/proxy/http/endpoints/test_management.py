@@ -1,4 +1,4 @@
-"""What a request to the management API's own publish says, where that could do harm."""
+"""Requests to the management API's own publish that could do harm."""
 
 import base64
 import json

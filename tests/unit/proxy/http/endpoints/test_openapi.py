@@ -32,7 +32,7 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def validator(schema: Any) -> jsonschema_rs.Draft202012Validator:
-    """Of a schema in the document, which may refer to others of it."""
+    """Return the validator of a schema in the document, which may refer to others of it."""
     return jsonschema_rs.Draft202012Validator({"components": DOCUMENT["components"], "allOf": [schema]})
 
 
@@ -116,7 +116,7 @@ def raised() -> Iterator[Problem]:
 
 
 def documented() -> Iterator[tuple[str, int, list[str], dict[str, Any], str]]:
-    """Of every answer that is a problem: its operation, status, kinds, what its members are and its description."""
+    """Yield every answer that is a problem: its operation, status, kinds, what its members are and its description."""
     for _, _, operation in operations():
         for status, answer in operation["responses"].items():
             if content := answer.get("content", {}).get("application/problem+json"):

@@ -15,7 +15,7 @@ UNCLOSED = {"meta", "li", "tr", "td", "th", "thead", "tbody"}
 
 
 class Reader(HTMLParser):
-    """What is in a page; fails for an end tag that ends nothing."""
+    """The content of a page; fails for an end tag that ends nothing."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

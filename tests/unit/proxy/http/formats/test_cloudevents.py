@@ -27,12 +27,12 @@ def raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def from_json(**members: object) -> Message:
-    """Of an event in structured mode."""
+    """Return the message of an event in structured mode."""
     return structured(json.dumps(EVENT | members).encode())
 
 
 def from_headers(body: bytes = b"", **headers: str) -> Message:
-    """Of an event in binary mode; `_` stands for `-` in the names."""
+    """Return the message of an event in binary mode; `_` stands for `-` in the names."""
     return binary(raw(HEADERS | {name.replace("_", "-"): value for name, value in headers.items()}), body)
 
 
@@ -45,7 +45,7 @@ def received(message: Message) -> CloudEvent:
     return event
 
 
-# What the SDK sends.
+# Events of the SDK
 
 SENT: dict[str, tuple[dict[str, Any], Any]] = {
     "a JSON object": ({"datacontenttype": "application/json"}, {"a": ["ß", 1, None]}),
@@ -282,7 +282,7 @@ def test_forms_that_are_not_known(media_type: str) -> None:
         form_of(f"application/cloudevents{media_type}; charset=utf-8")
 
 
-# What is wrong.
+# Mistakes
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "another version": ({"specversion": "0.3"}, "specversion: '0.3' is not '1.0'"),

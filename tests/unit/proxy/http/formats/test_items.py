@@ -21,7 +21,7 @@ ROOMY = 1 << 20
 
 
 class Read:
-    """What came of a body."""
+    """The result of reading a body."""
 
     def __init__(self, chunks: Iterable[bytes], items: Items) -> None:
         self.items: list[Item] = []

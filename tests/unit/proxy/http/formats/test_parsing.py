@@ -1,4 +1,4 @@
-"""What the line and headers of a request say, and that each mistake names its field."""
+"""The line and headers of a request are read, and each mistake names its field."""
 
 import pytest
 from aiohttp import web

@@ -1,4 +1,4 @@
-"""What a message would be for its consumer, as another library reads it."""
+"""A message as its consumer would get it, read by another library."""
 
 from typing import Any
 
@@ -11,6 +11,6 @@ def properties_of(message: Message) -> dict[str, Any]:
     """The properties by name, without those that are not set."""
     read = ContentHeader()
     read.unmarshal(message.header.payload(0))
-    # That library always has the one and calls the other so.
+    # The library always has the one and calls the other so.
     found = {name.replace("message_type", "type"): value for name, value in read.properties if name != "cluster_id"}
     return {name: value for name, value in found.items() if value is not None and value != {}}

@@ -44,7 +44,7 @@ class FakeDispatch(Dispatch):
         self.problems: dict[int, Exception] = {}
         self.places: dict[int, Placement] = {}
         self.waits: dict[int, Coroutine[Any, Any, None]] = {}
-        """What must be awaited before a message goes."""
+        """The coroutine to await before a message goes, by its number."""
         self.sent: list[tuple[int, Message]] = []
         self.waiting: dict[int, Receiver] = {}
         self.refreshed: list[Placement] = []
@@ -308,7 +308,7 @@ async def test_long_details_are_not_kept() -> None:
     await case.done()
 
 
-# What is said of all.
+# Answers about all messages
 
 
 @pytest.mark.parametrize(

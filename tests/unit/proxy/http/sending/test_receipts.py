@@ -1,4 +1,4 @@
-"""What is known of a message that the broker refused, by where it went."""
+"""The receipt of a message that the broker refused, by where it went."""
 
 import json
 import re
