@@ -11,10 +11,10 @@ Invariants
    not know of. RabbitMQ 4.3 has an active consumer give way to one of a higher priority, and keeps it for good if its
    channel ends meanwhile. Among equals that cannot happen, in whatever order things happen.
 2. **A member has links to the shards whose target or owner it is, and to no others.** The owner is the member whose
-   open link is the oldest; the target is the member that should have the shard. So a group costs the broker one
+   open link is the oldest; the target is the member that should have the shard. A group therefore costs the broker one
    consumer for each shard, and a second one only while the shard moves.
 3. **Single active consumer on the queue is the fence.** RabbitMQ gives a shard's messages to the consumer that came
-   first, until that is gone. If two sidecars believe different things, one link waits. What sidecars believe costs
+   first, until that is gone. If two sidecars believe different things, one link waits. The beliefs of sidecars cost
    balance, and never order.
 4. **A link ends by a bare channel.close**, once what its client holds is acked, or when the client is gone. The broker
    puts what is not acked back where it was. A basic.cancel with messages unacked would put them out of order.
@@ -50,7 +50,8 @@ Every sidecar computes the same targets from the same beats. Then, for a shard w
    acked what it got. Two sidecars that know different things do not let go in turns for ever, since A lets go only of
    what B wants behind it.
 3. The last ack is in: A's sidecar closes the channel. The broker makes B's link the active one, with the messages that
-   A's client never got first. That takes 1 to 5 ms (measured on 3.10.8, 4.0.5 and 4.3.6, quorum and classic queues).
+   A's client never got first. The change takes 1 to 5 ms (measured on 3.10.8, 4.0.5 and 4.3.6, quorum and classic
+   queues).
 4. A's next beat tells nothing of a link any more: B is the owner.
 
 If A dies at any point, its channel ends, and B has the shard as soon as the broker sees it: at once, or for a lost
@@ -75,7 +76,7 @@ nobody for gone, and opens links only to shards of which the broker says that th
 Where it ends
 -------------
 
-What is not exact is told with its reason (`shards.py`): queues without single active consumer, consumers beside the
-group, members with different prefetches. Without acks (`no_ack`) there is no promise: the next member is active while
-the last one's client still reads.
+Each lack of exactness is told with its reason (`shards.py`): queues without single active consumer, consumers beside
+the group, members with different prefetches. Without acks (`no_ack`) there is no promise: the next member is active
+while the last one's client still reads.
 """

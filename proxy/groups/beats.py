@@ -1,7 +1,7 @@
 """Beats: messages in JSON by which each sidecar tells the others which members of a group it has, and of their links.
 
-A full beat tells all. A short one is a sign of life, and says nothing else. What a beat tells is also what a sidecar
-decides by, its own members included: it makes the beat that it would send, and looks at it beside those of the others.
+A full beat tells all. A short one is a sign of life, and says nothing else. A sidecar decides by beats alone, its own
+members included: it makes the beat that it would send, and looks at it beside those of the others.
 
 A stranger who may publish to the exchange of the beats can send anything. Each field has a type and a limit for that
 reason, and a body is decoded into these fields only: msgspec steps over all others.

@@ -221,7 +221,7 @@ class Group:
         self._unconsumed = self._unconsumed - {shard} | found
         self._soon(now)
 
-    # What follows from it.
+    # Decisions and timers
 
     @property
     def due(self) -> float:
@@ -309,7 +309,7 @@ class Group:
         """Return whether this sidecar has heard nobody for so long that it looks after the shards by itself."""
         return now - max(self.peers.echo_at, self._started) > self.peers.every + COUNT_AFTER
 
-    # What this sidecar tells.
+    # Beats of this sidecar
 
     def beat(self, now: float, *, is_full: bool) -> Beat:
         """Return the next beat of this sidecar."""
@@ -362,7 +362,7 @@ class Group:
             if link.state == LinkState.OPENING and now - link.changed_at > OPENED_WITHIN:
                 yield link.shard
 
-    # What is due.
+    # Times of the next beat and decision
 
     def _tell(self, now: float) -> None:
         """Have a full beat sent in a moment, or in a large fleet a while after the last one."""
@@ -379,7 +379,7 @@ class Group:
         first = self._changes if self._changes is not None else now
         self._changes, self._decide_at = first, min(now + CALM, first + LONGEST_CALM)
 
-    # What reports and metrics show.
+    # Values for reports and metrics
 
     def owned(self, *, is_first: bool) -> list[str]:
         """Return the shards that members of this sidecar own; with `is_first` also those that nobody owns."""

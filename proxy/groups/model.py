@@ -35,7 +35,7 @@ class LinkState(IntEnum):
     LEAVING = 3
     """The client gets no more by the link, which ends once the client has settled what it got.
 
-    Of a member without acks: the broker has yet to answer the basic.cancel, and the client gets what comes until then.
+    For a member without acks, the broker has yet to answer the basic.cancel, and the client gets what comes until then.
     """
     CLOSING = 4
     """The broker has yet to answer the link's channel.close."""

@@ -1,7 +1,7 @@
 """The messages of a shard that come again and again, counted in little memory. No I/O.
 
-A program that cannot process a message and returns it gets it once more. Such a poison message goes round for ever on
-a queue without a delivery limit, and on RabbitMQ 4.3 on any queue if it is returned by basic.nack.
+A program that cannot process a message and returns it gets it once more. A poison message of this kind goes round for
+ever on a queue without a delivery limit, and on RabbitMQ 4.3 on any queue if it is returned by basic.nack.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a sidecar knows of one group, as the admin listener's JSON and `ring-proxy group` show it."""
+"""The report of one group by one sidecar, as the admin listener's JSON and `ring-proxy group` show it."""
 
 import time
 from collections.abc import Mapping

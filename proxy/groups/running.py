@@ -78,7 +78,7 @@ class RunningGroup:
         parts.router.on_change.append(self._wake.set)
         self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self.readings.run)]
 
-    # What sessions tell.
+    # Input from sessions
 
     def add(self, member: Member, actions: Actions) -> None:
         """Let a member take part; `actions` are those of its session."""
@@ -123,7 +123,7 @@ class RunningGroup:
         last = encode(self.state.last_beat(time.monotonic()))
         await self._parts.membership.leave(self.room, last)
 
-    # What the other sidecars tell.
+    # Input from other sidecars
 
     def _heard(self, body: bytes) -> bool:
         """Take a message of the beats' exchange; return whether it is a beat of this sidecar."""
@@ -147,7 +147,7 @@ class RunningGroup:
         self.state.connected(queue, time.monotonic())
         self._wake.set()
 
-    # What follows from it.
+    # Loops of the group
 
     async def _guarded(self, forever: Callable[[], Awaitable[None]]) -> None:
         """Run one of the group's loops again if it ends with an unexpected error, which must not end the balance."""

@@ -1,8 +1,8 @@
 """The readings of a group's shards from the management API, for reports, alerts and warnings: no decision needs them.
 
-They tell whether shards can move between members without messages of a key changing their order. That depends on the
-version of RabbitMQ, and on the type, arguments and consumers of the shards. They also tell which shards have messages
-that no member gets.
+They tell whether shards can move between members without messages of a key changing their order. The answer depends on
+the version of RabbitMQ, and on the type, arguments and consumers of the shards. They also tell which shards have
+messages that no member gets.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class Exactness:
     reasons: tuple[str, ...] = ()
     """Why the group cannot be balanced in order, one text for each cause; empty if it can."""
     warnings: tuple[str, ...] = ()
-    """What may delete messages of the group, or hold them up for a minute, one text for each cause."""
+    """Causes for which messages of the group may be deleted, or held up for a minute, one text for each."""
     shards: Mapping[str, Reading] = field(default_factory=dict)
 
     @property
@@ -311,7 +311,7 @@ class Readings:
     async def run(self) -> None:
         """Read all shards now and then, and in between those that members of this sidecar own.
 
-        So all sidecars together read each shard about once in `READ_EVERY`, or less often in a large group.
+        All sidecars together then read each shard about once in `READ_EVERY`, or less often in a large group.
         """
         state = self._state
         while True:

@@ -20,10 +20,10 @@ A late sign of life must be noticed before the sidecar counts as gone, and a dea
 before it takes the others for gone: 1.5 and 2 beats are both less than 4.
 
 Every sidecar hears every other one, so the messages of a fleet grow with its square: 200 sidecars that beat each second
-would have the broker deliver 40,000 beats a second. So one of more than 10 sidecars beats less often (`between_beats`),
-and counts as deaf or gone later. If it is killed, that is found as fast as in a small fleet all the same: two others
-watch each sidecar, ask for its queue whenever it was silent for 1.5 s, and tell all once it is gone. The number of
-these questions grows with the fleet, and not with its square.
+would have the broker deliver 40,000 beats a second. A fleet of more than 10 sidecars therefore beats less often
+(`between_beats`), and a sidecar counts as deaf or gone later. If it is killed, that is found as fast as in a small
+fleet all the same: two others watch each sidecar, ask for its queue whenever it was silent for 1.5 s, and tell all once
+it is gone. The number of these questions grows with the fleet, and not with its square.
 """
 
 from typing import Final

@@ -208,7 +208,7 @@ class _Server(web.Server):
     def has_room(self) -> bool:
         """Return whether one more connection may stay. At the limit, make room: close the oldest without a request.
 
-        So a client that opens connections and sends no request keeps no other client out.
+        A client that opens connections and sends no request therefore keeps no other client out.
         """
         if self.open < self.bounds.connections:
             return True
@@ -345,7 +345,7 @@ class _Protocol(web.RequestHandler):
         try:
             await super().start()
         finally:
-            # What is not read keeps a connection open that is closed.
+            # An answer that the client does not read keeps a connection open after its close.
             if self._to is not None and self._unread_timer is None and self._to.get_write_buffer_size():
                 self._wait_for_reader(self._to)
 

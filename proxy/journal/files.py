@@ -220,6 +220,6 @@ def _sizes(folder: Path, but: str) -> Iterator[int]:
         for place, _, names in os.walk(folder / part):
             for name in names:
                 if name != but and _OURS.fullmatch(name):
-                    # Whoever reads the journal may have removed the file this moment.
+                    # A reader of the journal may have removed the file this moment.
                     with contextlib.suppress(FileNotFoundError):
                         yield os.stat(os.path.join(place, name)).st_size

@@ -1,6 +1,7 @@
-"""What a process says of itself, in the client properties of its broker connections and at its admin listener.
+"""The identity of a process: what it tells in the client properties of its broker connections and at its admin
+listener.
 
-The broker lists these properties with each connection. So its list of connections is the inventory of a fleet of
+The broker lists these properties with each connection. Its list of connections is therefore the inventory of a fleet of
 sidecars, and tells which publishers of ringproxy are none.
 """
 

@@ -119,7 +119,7 @@ class PublisherProtocol:
         self._returning: set[int] = set()
         """Numbers of channels on which basic.return has come, and the header of the returned message has not."""
 
-    # What is sent.
+    # Methods and contents to the broker
 
     def publish(
         self, exchange: bytes, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, pending: Pending
@@ -232,7 +232,7 @@ class PublisherProtocol:
             self.give_up(channel, channel.number, why)
             self._drop(channel)
 
-    # What is received.
+    # Frames from the broker
 
     def feed(self, data: bytes) -> None:
         """Take bytes that the broker has sent, in any chunking. Raises Fault for what is not AMQP 0-9-1."""

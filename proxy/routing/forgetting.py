@@ -21,7 +21,8 @@ class Forgetting:
     """The watch over what is counted: it drops the counts of what has been gone for `COUNTS_KEPT` seconds.
 
     An exchange is there while the router knows it, and a virtual host's default exchange while a session, or an HTTP
-    connection to the broker, is in that virtual host. So no route holds counters that are dropped, and none are lost.
+    connection to the broker, is in that virtual host. No route therefore holds counters that are dropped, and none are
+    lost.
     """
 
     def __init__(self, counts: Counts, router: Router, sync: Sync, vhosts: Callable[[], Collection[str]]) -> None:

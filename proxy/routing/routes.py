@@ -24,7 +24,8 @@ MOST_BEHIND = 1 << 17
 MOST_EXCHANGES = 1 << 16
 """The most exchanges that one process publishes from through lanes, in its whole life: ring ids have 16 bits for them.
 
-So many rings at a time would not fit into memory; it takes a program that makes exchanges under ever new names.
+The rings of so many exchanges at a time would not fit into memory; it takes a program that makes exchanges under ever
+new names.
 """
 
 

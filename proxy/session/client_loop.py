@@ -83,8 +83,8 @@ def from_client(c: Connection, data: bytes) -> None:
 
     A frame that must wait, such as a publish whose exchange must be looked up first, goes into the backlog of its
     channel, and what follows on that channel as well; `resume` takes them again. Where `paused` is set the client must
-    not be read, and `from_client(c, b"")` goes on once it is not any more. So it does where the session's turn has
-    ended amidst the data, and `to_broker.more` is set.
+    not be read, and `from_client(c, b"")` goes on once it is not any more. The same call goes on where the session's
+    turn has ended amidst the data, and `to_broker.more` is set.
     """
     way, waiting = c.to_broker, c.waiting
     way.more = False
@@ -246,7 +246,7 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
                 break
             i = end
             if c.crowded is not None or way.more or (not number and c.phase > Phase.DRAINING):
-                # What follows stays in `rest`, or is no session's any more.
+                # The frames that follow stay in `rest`, or are no session's any more.
                 break
             if not frames & (_LOOK_EVERY - 1) and monotonic() > until:
                 way.more = True

@@ -69,7 +69,7 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     else:
         # The broker cannot take a method now: it is in the handshake, or inside a frame.
         c.to_broker.cut_off = True
-    # What waited in `client_rest` may have a Close among it.
+    # The bytes that waited in `client_rest` may have a Close among them.
     late_from_client(c, b"")
 
 

@@ -46,7 +46,7 @@ class FlowControl:
         if c.to_broker.queued or c.republishing.parking or self._brimming_since is not None:
             self._hold_back()
         if self._stopped and (c.to_broker.body_left or c.phase > Phase.LEAVING):
-            # What waited for a look-up ended within a frame, whose end has to come; or the client's close-ok is due.
+            # The look-up may have ended within a frame, whose end has to come; or the client's close-ok is due.
             self.go_on_reading()
 
     @property

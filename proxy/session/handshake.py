@@ -196,7 +196,7 @@ class Handshake:
 
     def check(self, kind: int, number: int, size: int) -> None:
         """Raise Fault for a frame that no handshake has, by its type, its channel and its size in bytes."""
-        # What a client says of frame_max counts for bodies: no method of a handshake is as long.
+        # The frame_max that a client states counts for bodies: no method of a handshake is as long.
         limit = min(self.frame_max, HANDSHAKE_FRAME_MAX)
         if size > limit + SLACK:
             raise Fault(FRAME_ERROR, f"a frame of {size} bytes, at most {limit} are taken here")

@@ -1,7 +1,7 @@
 """The door of a session: what it asks of something that has channels of its own beside the client's.
 
-A session carries a client's channels to the broker, and rewrites publishes on the way. What else may be done with a
-channel's methods stands behind two objects of each session, and the session knows nothing of what they do:
+A session carries a client's channels to the broker, and rewrites publishes on the way. All other work on a channel's
+methods stands behind two objects of each session, and the session knows nothing of what they do:
 
 - An `Interceptor` is asked by the loops over frames. It does no I/O: frames go in, and what goes on in their place
   comes out. The name is that of RabbitMQ's own hook for the methods of a channel.
@@ -64,8 +64,8 @@ class Interceptor(ABC):
     def deliveries(self, source: Source, data: bytes, i: int, size: int) -> tuple[int, int, bytes]:
         """Take the contents at `i` that begin with one of a hidden channel, in one pass, as far as they are whole.
 
-        Returns the offset behind them, their number of frames, and what the client gets in their place. What is more
-        than an ordinary content of few bytes is left to `hidden_frame`: the offset is the one where that begins.
+        Returns the offset behind them, their number of frames, and what the client gets in their place. All else than
+        an ordinary content of few bytes is left to `hidden_frame`: the offset is the one where that begins.
         """
 
     @abstractmethod

@@ -70,7 +70,7 @@ class Session:
         """How many publishes the broker has yet to answer."""
         return sum(channel.confirms.unsettled for channel in self.connection.channels.values())
 
-    # What the sockets tell.
+    # Input from the sockets
 
     def received(self, peer: PeerSocket, data: bytes) -> None:
         """Take bytes of either peer."""
@@ -133,7 +133,7 @@ class Session:
                 self._stop(End.CLIENT)
                 return
             if self._waiter.channels or c.phase is Phase.LEAVING:
-                # What it sent waits for a look-up, or for answers.
+                # Frames of the client wait for a look-up, or for answers.
                 if self._deadline is None:
                     self._within(time_limits.GONE_WITHIN, End.CLIENT)
                 return
@@ -225,7 +225,7 @@ class Session:
         try:
             broker_loop.from_broker(self.connection, data)
             if self.connection.events:
-                # What the broker has told counts before more of the client's is taken: a declaration from its -ok on.
+                # The broker's news count before more of the client's frames are read: a declaration from its -ok on.
                 self._handle_events()
             if self.connection.waiting.channels:
                 # The broker may have answered what a channel waits for.
@@ -270,7 +270,7 @@ class Session:
         self._waiter.heard.set()
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """Call a function for a task's end or a timer, and handle its defects, which nobody else would see."""
+        """Call a function for a task's end or a timer; handle its unexpected errors, which nobody else would see."""
         try:
             do()
         except Exception:
@@ -328,7 +328,7 @@ class Session:
         self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
 
     def _task_ended(self, task: "asyncio.Task[None]", of_channel: bool) -> None:
-        """Go on after a task's end, unless it was cancelled; a defect of the task ends the session."""
+        """Go on after a task's end, unless it was cancelled; an unexpected error of the task ends the session."""
         if task.cancelled():
             return
         is_sound = task.exception() is None
@@ -437,7 +437,7 @@ class Session:
         self._waiter.cancel_readings()
 
     def _defect(self) -> None:
-        log.exception("a defect while serving client %s", self.client.peer)
+        log.exception("unexpected error while serving client %s", self.client.peer)
         self._stop(End.DEFECT)
 
     def _finish(self) -> None:
@@ -450,7 +450,7 @@ class Session:
         for channel in self.connection.channels.values():
             channel.confirms.abandon()
         # Session, sockets and tasks are a cycle, whose memory comes back when the collector next looks at old objects.
-        # That can be hours away, and each client whose login is refused may have left hundreds of KiB here.
+        # The collector may come hours later, and each client whose login is refused may have left hundreds of KiB here.
         self._head = self.connection.to_broker.rest = self.connection.to_client.rest = b""
         self.connection.channels.clear()
         self._ended(self)

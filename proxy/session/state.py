@@ -42,7 +42,7 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
     Phase.DIALLING: frozenset({Phase.HANDSHAKE, Phase.OVER}),
     Phase.HANDSHAKE: _CUT | {Phase.RUNNING},
     Phase.RUNNING: _CUT | {Phase.DRAINING, Phase.LEAVING, Phase.CLOSING},
-    # What the client sent before the drain began may wait in a backlog, its connection.close too.
+    # Frames from before the drain may wait in a backlog, the client's connection.close too.
     Phase.DRAINING: _CUT | {Phase.LEAVING, Phase.CLOSING},
     Phase.LEAVING: frozenset({Phase.CLOSING, Phase.CLOSED, Phase.OVER}),
     Phase.CLOSING: frozenset({Phase.CLOSED, Phase.OVER}),

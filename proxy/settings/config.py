@@ -126,7 +126,7 @@ class Settings:
     )
     groups_require: Exactness = _setting(
         "any",
-        "what a group must be before clients may consume from it: any, or exact (balanced, and in order while it is)",
+        "the groups that clients may consume from: any, or exact (balanced, and in order while they are)",
     )
     groups_ack_timeout: float = _setting(
         600.0, "seconds after which a member that has not acked a delivery gives its shard away; 0 for never"
@@ -149,7 +149,7 @@ class Settings:
         300.0, "seconds since the last good reading after which a ring is stale", positive=True
     )
     on_stale: OnStale = _setting(
-        "serve", "what to do while a ring is stale: serve (route by it all the same), or refuse (refuse publishes)"
+        "serve", "the behaviour while a ring is stale: serve (route by it all the same), or refuse (refuse publishes)"
     )
     ring_cache_dir: Path | None = _setting(
         None,

@@ -34,8 +34,8 @@ from ring.compiled import PURE
 
 ENVIRONMENT_PREFIX = "RINGPROXY_"
 
-# What Kubernetes puts into every pod's environment for each Service beside it, named `ringproxy` or `ringproxy-...`:
-# always a _SERVICE_HOST, and with it the others.
+# Kubernetes puts these variables into every pod's environment for each Service beside it, named `ringproxy` or
+# `ringproxy-...`: always a _SERVICE_HOST, and with it the others.
 _KUBERNETES_HOST = "SERVICE_HOST"
 _KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
 

@@ -88,7 +88,7 @@ def _client_context(ca: Path | None, own: Own | None) -> Made:
 def _show(context: ssl.SSLContext, own: Own) -> float | None:
     """Load a certificate and its key, as they are in the files now; return when the certificate ends."""
     for_certificate, for_key = own.settings
-    # What is wrong with the certificate shows here, and what is wrong below is the key then.
+    # A fault of the certificate shows here; any fault below is the key's then.
     _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), for_certificate, own.certificate)
     secret_content(for_key, own.key)
     try:

@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 def run(part: Part, settings: Settings, options: argparse.Namespace) -> int:
-    """Run one part, and return its exit status. What stops it goes to standard error, a line for each fault."""
+    """Run one part, and return its exit status. A fault that stops it goes to standard error, a line for each."""
 
     async def done() -> int:
         return await part.do(settings, options)

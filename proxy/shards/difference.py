@@ -1,7 +1,7 @@
 """Compare a wanted exchange with what exists, and return the steps that lead from one to the other, in order. Pure.
 
 The order keeps every prefix of the steps safe: a ring gets a lane only once the lane leads to its queue, and loses a
-destination only once the lane, or the queue, that replaces it is bound. So whoever is killed between two steps leaves a
+destination only once the lane, or the queue, that replaces it is bound. A run that is killed between two steps leaves a
 ring that loses nothing, and the steps that are then computed anew end the same.
 """
 
@@ -195,7 +195,8 @@ class _Comparison:
             self._refuse(subject, f"is a {found.type} queue, which no queue can change to {shard.type}; {_NEW_SHARD}")
             return
         if "x-delivery-limit" not in found.arguments and "x-delivery-limit" not in shard.arguments:
-            # The default of this file is for new queues. Of another it is only told, since a policy can set it.
+            # The default of this file is for new queues. A queue that exists with another one is only reported, since a
+            # policy can set it.
             arguments = _without(arguments, "x-delivery-limit")
             self._default_limit(subject, shard, found)
         existing = found.arguments

@@ -34,7 +34,7 @@ _CONNECTIONS = 100
 """The most sidecars that are asked at the same time."""
 
 MAX_ANSWER = 16 * 1024 * 1024
-"""The most bytes of one answer. That of a ring with 10,000 lanes, each name of 255 letters, has some 6 MB."""
+"""The most bytes of one answer. The answer on a ring with 10,000 lanes, each name of 255 letters, has some 6 MB."""
 
 
 class FleetError(Exception):
@@ -184,8 +184,8 @@ async def reachable(api: Management, named: Sequence[str], vhost: str, exchange:
 async def disagreement(api: Management, named: Sequence[str], vhost: str, exchange: str, wanted: str) -> str:
     """Return which sidecars do not route an exchange by the wanted ring yet; empty if all do.
 
-    A sidecar that routes by no ring, as in mode pass, agrees: it publishes to the exchange itself. So does one to which
-    the exchange does not exist.
+    A sidecar that routes by no ring, as in mode pass, agrees: it publishes to the exchange itself. A sidecar to which
+    the exchange does not exist agrees too.
     """
     try:
         answers = await ask_all(api, named, vhost, exchange)

@@ -106,7 +106,7 @@ def moved_messages(
         counted = {name: replace(count) for name, count in counts.items()}
         left = _count_hour(hour, counted, left)
         if left < 0 and any(count.messages for count in counts.values()):
-            break  # What was left out of this hour would make the messages of an hour seem fewer.
+            break  # A part of this hour would make the messages of an hour seem fewer.
         counts, is_part = counted, left < 0
         if left <= 0:
             break
@@ -136,7 +136,7 @@ def _lines(file: Path) -> Iterator[bytes]:
         with gzip.open(file) as content:
             yield from iter(lambda: content.readline(LONGEST_LINE), b"")
     except FileNotFoundError:
-        return  # Whoever keeps the journal small has removed it meanwhile.
+        return  # The program that keeps the journal small has removed it meanwhile.
     except (OSError, EOFError, zlib.error) as error:
         raise JournalError(f"{file}: cannot be read: {error}") from None
 

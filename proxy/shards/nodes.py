@@ -11,7 +11,7 @@ _REPLICAS = 3
 """The replicas of a quorum queue with which it survives the loss of one node."""
 
 Warned = tuple[str, str]
-"""What a warning is about, and what there is to take care of."""
+"""A subject of a warning, and the text on what there is to take care of."""
 
 
 class Leaders:

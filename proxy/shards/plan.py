@@ -1,4 +1,4 @@
-"""What a topology file would change: the steps, the keys that move, what waits where they leave, and rights. Pure."""
+"""The preview of a topology file: the steps, the keys that move, what waits where they leave, and rights. Pure."""
 
 import re
 import shlex
@@ -65,8 +65,8 @@ class Plan:
     def steps(self) -> tuple[tuple[str, Step], ...]:
         """All steps, each with its virtual host, in the order in which they are taken.
 
-        What every exchange of the file needs comes before any exchange is bound. An exchange that another one names is
-        bound before that one: a message must not be dead-lettered to an exchange that leads nowhere yet.
+        Steps that every exchange of the file needs come before any exchange is bound. An exchange that another one
+        names is bound before that one: a message must not be dead-lettered to an exchange that leads nowhere yet.
         """
         differences = named_first([each.difference for each in self.exchanges])
         return tuple(

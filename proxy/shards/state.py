@@ -1,4 +1,4 @@
-"""What exists in one virtual host: exchanges, bindings and queues, as the management API lists them. Pure."""
+"""The state of one virtual host: exchanges, bindings and queues, as the management API lists them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from ring.destination import Destination
 
 @dataclass(frozen=True)
 class FoundQueue:
-    """A queue as the management API lists it. What the API does not say yet, or at all, is None."""
+    """A queue as the management API lists it. A field that the API does not show yet, or at all, is None."""
 
     type: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class FoundBinding(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What exists in one virtual host, and the nodes and the version of the broker."""
+    """The state of one virtual host, with the nodes and the version of the broker."""
 
     vhost: str
     exchanges: Mapping[str, FoundExchange] = field(default_factory=dict)

@@ -233,7 +233,7 @@ def get(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: i
         numbering.gets.append(at < end - 1 and bool(data[at] & 1))
 
 
-# What the broker answers on the client's own channel.
+# Answers of the broker on the client's own channel
 
 
 def consume_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:

@@ -72,8 +72,8 @@ def whole(  # noqa: C901 - one loop, for speed
 ) -> tuple[int, int, bytes]:
     """Take the deliveries at `i`, the first one of `hidden`, in one pass, as far as each of them has come whole.
 
-    Returns the offset behind them, their number of frames, and what the client gets in their place. What is more than
-    an ordinary delivery of few bytes is left to `hidden_frame`: then the offset is the one where that begins.
+    Returns the offset behind them, their number of frames, and what the client gets in their place. All else than an
+    ordinary delivery of few bytes is left to `hidden_frame`: then the offset is the one where that begins.
     """
     sources = g.sources
     number = hidden.number
@@ -225,8 +225,8 @@ def _look(g: Consuming, consumer: Consumer) -> None:
 def _shown(g: Consuming, consumer: Consumer, exchange: bytes) -> bytes:
     """Return, and remember, the short string that a client sees for an exchange that is no lane of the ring as it is.
 
-    Messages may wait in a shard for longer than their lane exists. So an exchange named as `ring-proxy topology` names
-    the lanes of the ring counts as one, though no reading shows it.
+    Messages may wait in a shard for longer than their lane exists. An exchange that is named as `ring-proxy topology`
+    names the lanes of the ring therefore counts as one, though no reading shows it.
     """
     if len(consumer.shown) >= _MOST_SHOWN:
         consumer.shown.clear()

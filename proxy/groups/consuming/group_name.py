@@ -1,9 +1,9 @@
 """Methods on the name of a group as if it were a queue: queue.declare and its kin, and basic.get.
 
 Most programs declare a queue before they consume from it. On a group's name that would make a queue, which would then
-win over the group for everybody. So a method on a name that the setting `groups` has waits, with all that follows on
-its channel, until it is known what the name is. One hidden channel asks the broker: whether a queue has the name, then
-whether an exchange has it; the groups then tell its shards, of which the broker is asked for the totals.
+win over the group for everybody. A method on a name that the setting `groups` has therefore waits, with all that
+follows on its channel, until it is known what the name is. One hidden channel asks the broker: whether a queue has the
+name, then whether an exchange has it; the groups then tell its shards, of which the broker is asked for the totals.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Step(IntEnum):
     """The broker is to tell how many messages and consumers each shard has."""
 
 
-# What the client asks for.
+# Requests of the client
 
 
 def take(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
@@ -181,7 +181,7 @@ def _passive_exchange(number: int, name: str) -> bytes:
     return method_frame(number, EXCHANGE_DECLARE, b"\0\0" + text + shorted(b"direct") + _PASSIVE + _NO_ARGUMENTS)
 
 
-# What the broker answers on the hidden channel.
+# Answers of the broker on the hidden channel
 
 
 def answered(
@@ -270,7 +270,7 @@ def not_permitted(g: Consuming, group: str, text: str) -> str:
     )
 
 
-# What the groups tell.
+# Input from the groups
 
 
 def found(g: Consuming, channel: Channel, shards: Sequence[str] | None, why: str = "") -> None:

@@ -186,8 +186,9 @@ def refused(g: Consuming, link: Link, code: int, text: str) -> None:
 def leave(g: Consuming, consumer: Consumer) -> None:
     """Let a member leave: each link ends once the client has settled what it holds of it, and gets nothing more.
 
-    What the broker has sent and the client has not got stays unacked until the link ends, so the next member gets all
-    of it in order. A member without acks holds nothing: its links end once the broker has sent all that it will.
+    Deliveries that the broker has sent and the client has not got stay unacked until the link ends, and the next member
+    gets all of them in order. A member without acks holds nothing: its links end once the broker has sent all that it
+    will.
     """
     if consumer.leaving:
         return

@@ -164,9 +164,8 @@ def _give_back(source: TaggedSource, tag: int, method: int) -> bytes:
 def hand_back(g: Consuming, last: float, first: float) -> None:
     """Give the broker back what the client has returned of links that have not ended and whose member has not left.
 
-    Such are the links of which the client returned nothing after the time `last`, or something before the time `first`,
-    both in monotonic seconds. What is more than `MOST_AT_ONCE` deliveries stays for the next call, which is due at
-    once.
+    They are the links of which the client returned nothing after the time `last`, or something before the time `first`,
+    both in monotonic seconds. Deliveries beyond `MOST_AT_ONCE` stay for the next call, which is due at once.
     """
     kept = g.requeued
     room = MOST_AT_ONCE

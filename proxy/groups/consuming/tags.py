@@ -1,12 +1,12 @@
 """The delivery tags of one channel on which a client consumes from groups. This module does no I/O.
 
 A member's deliveries come over hidden channels, one for each shard, and each of them counts its delivery tags from 1.
-The client knows one channel only. So every delivery gets the next number of that channel, and an ack of a number goes
-to the channel and the delivery tag that the number stands for.
+The client knows one channel only. Every delivery therefore gets the next number of that channel, and an ack of a number
+goes to the channel and the delivery tag that the number stands for.
 
-A client may hold hundreds of thousands of deliveries and answer them in any order, one by one. So no answer looks
-through them. Each delivery knows its neighbours in two orders: among all of the client's channel, for an answer to all
-up to a number, and among those of its source, whose first is the oldest. A delivery holds the one after it as an
+A client may hold hundreds of thousands of deliveries and answer them in any order, one by one. No answer may therefore
+look through them. Each delivery knows its neighbours in two orders: among all of the client's channel, for an answer to
+all up to a number, and among those of its source, whose first is the oldest. A delivery holds the one after it as an
 object and the one before it as a number: with objects both ways the memory of all would wait for the collector.
 """
 
@@ -149,8 +149,8 @@ class Numbering(Merge):
         self._low = self._top = 0
         self._above: set[int] = set()
         self._lost = False
-        # Of numbers up to `base` only: all up to _low, those in _above, and those above _top are settled. Once there
-        # are too many in _above, they are lost.
+        # These three hold for numbers up to `base` only: all up to _low, those in _above, and those above _top are
+        # settled. Once there are too many in _above, they are lost.
         self.prefetch = 0
         """The prefetch for links of members that join from now on; 0 if the client has not set one."""
         self.crowded = False
@@ -300,7 +300,8 @@ class Numbering(Merge):
 
         `reaches` says whether any are left. Returns for each channel, in the order in which the broker is to get them,
         the broker's delivery tag, whether the answer is to all up to it, and the method; 0 stands for the client's own.
-        What the client returned before goes back in its place among them, but for a link whose member has left.
+        Deliveries that the client returned before go back in their place among them, but for a link whose member has
+        left.
         """
         answers: list[tuple[TaggedSource, int, bool, int]] = []
         highest: dict[TaggedSource, int] = {}

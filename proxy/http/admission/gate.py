@@ -185,7 +185,8 @@ class Gate:
             if content.is_eof():
                 self.take(admitted, head + length)
                 return content.read_nowait()
-        # What has not come takes no memory, and must not take the place of what has: promising it costs nothing.
+        # A part of the body that has not come takes no memory, and must not take the place of one that has: promising
+        # it costs nothing.
         self.take(admitted, head)
         parts, size = [], 0
         async for part in self.parts(request):

@@ -91,7 +91,7 @@ def refuse_foreign(request: web.BaseRequest) -> None:
     if value is None:
         field = "Origin"
         value = headers.get(field)
-        # What is no browser sends neither.
+        # A client that is no browser sends neither field.
         if value is None or _is_own(value, headers.get("Host", "")):
             return
     elif value in ("same-origin", "none"):

@@ -95,7 +95,8 @@ class BatchEndpoint:
         """Publish the batch in a request's body; return its answer. Raises ProblemError unless all is confirmed."""
         items = self._items(request, framing, gzip)
         admitted.batch = True
-        # So much may come while a look-up is waited for; what is silent takes the place of others no longer than that.
+        # One buffer may come while a look-up is waited for; a silent client takes the room of others no longer than
+        # that.
         self._gate.take(admitted, head_of(request) + _BUFFER)
         handle = await self._dispatch.exchange_handle(name)
         await self._dispatch.check(handle)
@@ -142,7 +143,7 @@ class BatchEndpoint:
         try:
             async for part in self._gate.parts(request):
                 came += len(part)
-                # What is read, and as much that waits behind it.
+                # The room covers the bytes that are read, and as many that wait behind them.
                 self._gate.hold(admitted, head + 2 * min(came, _BUFFER) + len(batch) * _ENTRY)
                 for piece in items.pieces(part):
                     await self._send(admitted, batch, piece, add)

@@ -173,7 +173,7 @@ def text(field: str, value: bytes) -> str:
 
 def name_of(request: web.Request, query: Mapping[str, str], default_vhost: str) -> Name:
     """Return the virtual host and exchange that a request names. Raises ProblemError."""
-    # Of the raw path: aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
+    # The raw path is read, since aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
     return _named(request.rel_url.raw_path.split("/", 4)[3], query.get("vhost", default_vhost))
 
 

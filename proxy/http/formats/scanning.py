@@ -13,7 +13,10 @@ from proxy.http.formats.pairs import unique
 Item = dict[str, Any]
 
 _NEAR = 16
-"""Characters. What breaks off gives an error no farther from its end, unless inside a string (`-Infinity` has 9)."""
+"""The most characters between an error and the end of a text that breaks off, unless it does so inside a string.
+
+The longest word that may break off, `-Infinity`, has 9.
+"""
 
 _MOST_DIGITS = 4300
 """Digits of the longest whole number that Python reads by default."""

@@ -229,7 +229,7 @@ class Dispatch:
     def _place(self, route: Route, key: bytes, message: Message) -> Placement:
         """Return the placement of a message whose route is not plain.
 
-        Such a route hashes another value than the key, leads to further rings, or passes its publishes.
+        A route that is not plain hashes another value than the key, leads to further rings, or passes its publishes.
         """
         choice = None
         if route.stamp:

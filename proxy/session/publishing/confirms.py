@@ -253,8 +253,8 @@ class Confirms:
     def nacked(self, number: int, multiple: bool) -> list[Answer]:
         """Settle what the broker's nack of a publish, or of all up to it, settles; return the client's answers.
 
-        What came back and was on its way again is not waited for any more. Publishes that the broker has acked before,
-        and whose acks wait, are not meant.
+        A publish that came back and was on its way again is not waited for any more. Publishes that the broker has
+        acked before, and whose acks wait, are not meant.
         """
         if not multiple or not (self.due or self.waiting):
             self.settle(number, multiple, False)

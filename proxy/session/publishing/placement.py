@@ -1,8 +1,8 @@
 """The placing of a message that came back, and its publish on the session's own confirm channel.
 
-The confirm channel is on the same connection to the broker; its number was kept back in the handshake. So the user is
-the same, no delivery tag of the client's changes, and no frame of this proxy's stands between a client's method and its
-content, or in its transaction (docs/development/walks.md, "One return").
+The confirm channel is on the same connection to the broker; its number was kept back in the handshake. The user is
+therefore the same, no delivery tag of the client's changes, and no frame of this proxy's stands between a client's
+method and its content, or in its transaction (docs/development/walks.md, "One return").
 
 `publish` is one of the proxy's three encoders of a publish: it takes a header's stamps out and puts new ones in, for
 a few messages. `publishing.publish` is the fast one, for the client's frames as they come; `proxy/publisher/packing.py`

@@ -1,12 +1,12 @@
 """The channel of a client that the broker closes because a lane is gone, and that is opened again unseen by its client.
 
-A publish to an exchange that does not exist ends its channel with 404, where a queue's end is a return. What the client
-sent before that publish is in its queue, and what it sent behind is dropped (of 2,000 and 2,000 publishes all and none;
-RabbitMQ 3.10.8 and 4.3.6). Which publish it was, the broker does not say, and its last acks are lost. So the client
-gets a nack for each publish without an answer, and goes on with its channel and its delivery tags.
+A publish to an exchange that does not exist ends its channel with 404, where a queue's end is a return. All publishes
+that the client sent before it are in their queues, and all behind it are dropped (of 2,000 and 2,000 publishes all and
+none; RabbitMQ 3.10.8 and 4.3.6). Which publish it was, the broker does not say, and its last acks are lost. The client
+therefore gets a nack for each publish without an answer, and goes on with its channel and its delivery tags.
 
-That is possible only where nothing else is lost with the broker's channel: no consumer, transaction or open request.
-And a client without confirms could not be told which publishes are lost, so its channel is closed.
+The channel can be opened again only where nothing else is lost with the broker's: no consumer, transaction or open
+request. And a client without confirms could not be told which publishes are lost, so its channel is closed.
 """
 
 from collections.abc import Callable
