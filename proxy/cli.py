@@ -100,7 +100,6 @@ STATUSES: Mapping[int, str] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     made: argparse.ArgumentParser = _Parser(
         prog="ring-proxy",
         description="Routes publishes to RabbitMQ's hash exchanges by a consistent-hash ring of their bindings.",

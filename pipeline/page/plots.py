@@ -154,7 +154,6 @@ class _Times(Locator):
     """Ticks at whole times of the clock or the calendar, UTC, as close to each other as their labels have room."""
 
     def __init__(self, axes: "Axes") -> None:
-        """Take the axes whose x axis has the ticks."""
         self._axes = axes
 
     def __call__(self) -> list[float]:
@@ -174,15 +173,12 @@ class _TimeLabels(Formatter):
     """The labels of `_Times`: times with the day under the first and each new one, days, or months with the year."""
 
     def __init__(self, axes: "Axes") -> None:
-        """Take the axes whose x axis has the ticks."""
         self._axes = axes
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        """Return the label of one tick."""
         return self.format_ticks([x])[0]
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """Return the labels of all ticks."""
         seconds, _ = _step(self._axes)
         ticks = [_moment(value) for value in values]
         if seconds >= _DAY:

@@ -53,7 +53,6 @@ null; Parquet files may differ in their columns; a file is taken however old it 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `publish` and those of the Data Source to a parser."""
     parser.add_argument(
         "--input", required=True, metavar="PATH", help="folder or URL of files with a row for each message"
     )

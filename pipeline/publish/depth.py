@@ -74,7 +74,6 @@ class Depths:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connection."""
         await self._drop()
 
     async def _drop(self) -> None:

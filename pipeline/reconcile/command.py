@@ -50,7 +50,6 @@ _MOST_TOLD = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `reconcile` to a parser."""
     parser.add_argument(
         "--journal",
         required=True,

@@ -145,7 +145,6 @@ class _Drawn(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean messages of a unit."""
         return self.messages / self.units
 
     @property

@@ -40,9 +40,7 @@ def limits(told: Mapping[str, Any]) -> str:
     over, uncertain = (" and ".join(words[name] for name in told[which]) for which in ("over", "uncertain"))
     judged = f"Over the limit: {over}." if over else f"Within the limits: {' and '.join(words.values())}."
     if uncertain:
-        judged += (
-            f" Messages outside the sample may decide otherwise, since the interval spans the limit: {uncertain}."
-        )
+        judged += f" Messages outside the sample may decide otherwise, since the interval spans the limit: {uncertain}."
     return judged
 
 

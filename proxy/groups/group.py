@@ -46,7 +46,6 @@ class Shard:
     __slots__ = ("missing_at", "moving_since", "owner_since", "told_at")
 
     def __init__(self, now: float) -> None:
-        """Nobody is known to consume the shard."""
         self.owner_since = now
         """Since when it is owned by its owner, or by nobody, in monotonic seconds."""
         self.moving_since = 0.0
@@ -106,7 +105,6 @@ class Group:
     # News of this sidecar's sessions.
 
     def joined(self, member: Member, now: float) -> None:
-        """Add a member of this sidecar."""
         self.local[member.id] = member
         self._tell(now)
         self._calm(now)
@@ -241,7 +239,6 @@ class Group:
         return Tick(steps, self._next_beat(now), questions, counted)
 
     def _next_beat(self, now: float) -> Beat | None:
-        """Return the beat that is due, or None."""
         if self.peers.farewells:
             # A beat that has not gone out yet is replaced by the next one, so this sidecar's own news come once more.
             self._tell_at = min(self._tell_at, now + SOON)
@@ -312,7 +309,6 @@ class Group:
     # Beats of this sidecar
 
     def beat(self, now: float, *, is_full: bool) -> Beat:
-        """Return the next beat of this sidecar."""
         self._number += 1
         if not is_full:
             return Beat(self.sidecar, self._number)

@@ -119,7 +119,6 @@ class Link:
     )  # fmt: skip
 
     def __init__(self, member: "Member", shard: str) -> None:
-        """The link is not there yet."""
         self.member, self.shard = member, shard
         self.channel = 0
         """The number of its hidden channel; 0 before it has one."""
@@ -214,7 +213,6 @@ class Member:
         return 0 if self.no_ack else self.prefetch
 
     def redelivered_of(self, shard: str) -> Redelivered:
-        """Return the count of a shard's redeliveries to the member."""
         found = self.redelivered.get(shard)
         if found is None:
             found = self.redelivered[shard] = Redelivered()

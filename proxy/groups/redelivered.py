@@ -24,7 +24,6 @@ class Redelivered:
     __slots__ = ("_known", "_since", "_told", "count", "worst", "worst_at")
 
     def __init__(self) -> None:
-        """Nothing has come again yet."""
         self.count = 0
         """How many deliveries were redeliveries."""
         self.worst = 0

@@ -95,7 +95,6 @@ class RunningGroup:
         self._changed()
 
     def link_changed(self, member: Member) -> None:
-        """Note that a link of a member has changed its state."""
         self.state.changed(member, time.monotonic())
         self._changed()
 

@@ -125,7 +125,6 @@ class ProblemRunner:
         )
 
     async def listen_on(self, bound: socket.socket) -> None:
-        """Listen on a socket that is bound already."""
         assert self.server is not None
         loop = asyncio.get_running_loop()
         self._listening.append(await loop.create_server(self.server, sock=bound, backlog=_BACKLOG))

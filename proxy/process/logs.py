@@ -35,7 +35,6 @@ class TextFormatter(logging.Formatter):
     """Writes time, level, logger and message in a line, and a traceback in further lines that begin with spaces."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's lines, without a newline at their end."""
         head = f"{_time(record)} {record.levelname} {record.name}: {escaped(record.getMessage())}"
         trace = _trace(self, record)
         # Not splitlines(): what else it takes for the end of a line is escaped.
@@ -46,7 +45,6 @@ class JsonFormatter(logging.Formatter):
     """Writes one JSON object a line, all in ASCII: time, level, logger, message, and exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, without a newline at its end."""
         fields = {
             "time": _time(record),
             "level": record.levelname,

@@ -59,7 +59,6 @@ class Socket(asyncio.Protocol):
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:
-        """Hand what the broker has sent to the protocol, and act on what has changed by it."""
         self.heard_at = time.monotonic()
         protocol = self.protocol
         before = protocol.stage, protocol.blocked
@@ -81,7 +80,6 @@ class Socket(asyncio.Protocol):
             self.end()
 
     def flush(self) -> None:
-        """Write all that the protocol has to send."""
         out = self.protocol.out
         self.protocol.pack()
         if out and self.transport is not None:

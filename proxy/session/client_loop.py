@@ -271,7 +271,6 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
 
 
 def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:
-    """Return whether a frame on channel 0 is connection.close."""
     return kind == METHOD and end - i >= _LEAST_METHOD and u32(data, i + 7) == CONNECTION_CLOSE
 
 

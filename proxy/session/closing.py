@@ -277,7 +277,6 @@ def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, en
 
 
 def client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """Take the client's channel.close, which passes."""
     channel.enter(ChannelState.CLOSING)
     _ends(c, channel)
 

@@ -37,7 +37,6 @@ class Interceptor(ABC):
     __slots__ = ("sources",)
 
     def __init__(self) -> None:
-        """Begin without channels."""
         self.sources: dict[int, Source] = {}
         """By number, the hidden channels, and those channels of the client that get contents of hidden ones, or may."""
 

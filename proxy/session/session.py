@@ -73,7 +73,6 @@ class Session:
     # Input from the sockets
 
     def received(self, peer: PeerSocket, data: bytes) -> None:
-        """Take bytes of either peer."""
         c = self.connection
         c.now = time.monotonic()
         c.turn_ends = c.now + TURN
@@ -115,7 +114,6 @@ class Session:
         peer.release()
 
     def _way_of(self, peer: PeerSocket) -> Direction:
-        """Return the direction of what a peer sends."""
         return self.connection.to_client if peer is self.broker else self.connection.to_broker
 
     def at_end(self, peer: PeerSocket) -> None:
@@ -415,7 +413,6 @@ class Session:
             self.broker.close()
 
     def abort(self) -> None:
-        """Drop both sockets."""
         self._stop(End.SHUTDOWN)
 
     def _within(self, seconds: float | None, end: End) -> None:

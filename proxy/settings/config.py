@@ -312,7 +312,6 @@ class Settings:
 
     @property
     def brokers(self) -> tuple[Address, ...]:
-        """The addresses of the broker's nodes."""
         port = self.broker_url.port or (5671 if self.broker_url.scheme == "amqps" else 5672)
         return self.broker_addresses or (Address(self.broker_url.host or "", port),)
 

@@ -82,7 +82,6 @@ def _complain(*lines: str) -> None:
 
 
 def _say(line: str) -> None:
-    """Print a line at once."""
     print(escaped(line), flush=True)
 
 

@@ -56,7 +56,6 @@ class Difference:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps of all phases, in order."""
         return tuple(chain.from_iterable(self.phases))
 
 
@@ -116,7 +115,6 @@ class _Comparison:
         self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
 
     def phases(self) -> tuple[tuple[Step, ...], ...]:
-        """Return the steps, as `Difference.phases` has them."""
         bound = [*self._added, *self._replaced]
         return tuple(map(tuple, (self._queues, self._lanes, self._lane_bindings, self._rings, bound)))
 
@@ -126,7 +124,6 @@ class _Comparison:
         return frozenset(name for name in named if isinstance(name, str))
 
     def run(self) -> None:
-        """Compare everything."""
         if self.exchange.per_node is not None and not self.state.nodes:
             self._refuse("shards_per_node:", "the management API tells of no running node; try again")
         known = {shard.number for shard in self.shards} | self.exchange.retiring
@@ -293,7 +290,6 @@ class _Comparison:
             self._lane_bindings.append(Bind(lane, queue, ""))
 
     def _bindings(self) -> None:
-        """Compare the bindings of the ring's exchange."""
         by_queue: dict[Destination, list[FoundBinding]] = {}
         for found in self.state.bindings.get(self.exchange.name, ()):
             by_queue.setdefault(self._queue_of(found.destination), []).append(found)
@@ -406,7 +402,6 @@ _PLUGINS = {CONSISTENT_HASH: "rabbitmq_consistent_hash_exchange", MODULUS_HASH: 
 
 
 def _without(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return arguments without the one of this name."""
     return {each: value for each, value in arguments.items() if each != name}
 
 

@@ -18,7 +18,6 @@ class Leaders:
     """The number of shards of one exchange that each running node leads, with those that are about to be declared."""
 
     def __init__(self, shards: Sequence[Shard], state: State) -> None:
-        """Count the shards that exist."""
         self._counts = Counter(dict.fromkeys(state.nodes, 0))
         found = [queue for shard in shards if (queue := state.queues.get(shard.queue)) is not None]
         self._all_known = all(queue.node is not None for queue in found)

@@ -78,7 +78,6 @@ class Plan:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """All that cannot be done."""
         return tuple(line for each in self.exchanges for line in each.difference.refusals)
 
     @property

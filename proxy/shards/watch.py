@@ -138,7 +138,6 @@ class Watch:
         self._nodes.labels("gone").set(len(gone))
 
     def application(self) -> web.Application:
-        """Return the probes and the metrics."""
         names = HostNames(self._settings.admin_listen, self._settings.host_names)
 
         async def livez(_: web.Request) -> web.Response:

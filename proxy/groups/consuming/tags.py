@@ -114,7 +114,6 @@ class Tags:
     __slots__ = ("count",)
 
     def __init__(self) -> None:
-        """No tag is remembered yet."""
         self.count = 0
 
 
@@ -246,7 +245,6 @@ class Numbering(Merge):
         return number
 
     def _remove(self, delivery: Delivery) -> None:
-        """Forget a delivery that is settled."""
         unacked, source, link = self.unacked, delivery.source, delivery.source.link
         del unacked[delivery.number]
         before = unacked[delivery.before] if delivery.before else None
@@ -377,6 +375,5 @@ class Numbering(Merge):
 
 
 def numbering_of(channel: Channel) -> Numbering | None:
-    """Return the numbering of a client's channel; None if it has none."""
     merge = channel.merge
     return merge if isinstance(merge, Numbering) else None

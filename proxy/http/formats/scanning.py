@@ -102,7 +102,6 @@ class _Text:
         return text
 
     def _drop(self) -> None:
-        """Forget the text that was kept."""
         self._parts, self.size, self.held = [], 0, 0
         if self._counted:
             self._structure, self._counted = Structure(MOST_STRUCTURE + _NEAR), 0

@@ -173,7 +173,6 @@ class Confirms:
         return self.open.count
 
     def settled(self, number: int) -> bool:
-        """Return whether the broker has answered a publish."""
         return self.answered and self.base < number <= self.number and not self.open.has(number)
 
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
