@@ -1,5 +1,7 @@
 """Hash keys to slots and destinations to seeds, with the first 64 bits of MurmurHash3_x64_128."""
 
+# mypyc: compiled
+
 from typing import Final
 
 import mmh3

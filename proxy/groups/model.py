@@ -10,6 +10,8 @@ gets it in order. After a basic.cancel with messages unacked the next consumer w
 broker has sent still reaches the client.
 """
 
+# mypyc: compiled
+
 import logging
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol

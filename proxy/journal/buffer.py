@@ -1,5 +1,7 @@
 """The journal as the hot path sees it: preallocated buffers of records that a thread empties. Nothing here waits."""
 
+# mypyc: compiled
+
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,5 +1,7 @@
 """The confirms of the publishes on one of this sidecar's own channels: one result for each publish."""
 
+# mypyc: compiled
+
 import secrets
 from typing import Final, NamedTuple, Protocol
 

@@ -3,6 +3,8 @@
 The protocol header goes out before the first of them, and connection.open-ok ends the handshake.
 """
 
+# mypyc: compiled
+
 from collections.abc import Mapping
 from typing import NamedTuple
 

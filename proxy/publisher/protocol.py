@@ -1,5 +1,7 @@
 """The AMQP protocol of a connection that publishes for this sidecar: bytes in, bytes out, a result for each publish."""
 
+# mypyc: compiled
+
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum

@@ -3,6 +3,8 @@
 `Counters` belong to one exchange and one way, a `CounterTable` holds those of one ingress, and `Counts` holds all.
 """
 
+# mypyc: compiled
+
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator

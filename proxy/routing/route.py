@@ -1,5 +1,7 @@
 """The way of a publish to one exchange: the ring's destinations as bytes, and the choice of one for a message."""
 
+# mypyc: compiled
+
 from zlib import crc32
 
 from mypy_extensions import i64

@@ -1,5 +1,7 @@
 """The routes of each virtual host: made from the router's entries when first asked for, and forgotten at a change."""
 
+# mypyc: compiled
+
 from collections.abc import Callable
 from math import inf
 from weakref import WeakValueDictionary

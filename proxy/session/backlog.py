@@ -1,5 +1,7 @@
 """The frames of one channel that wait, while the client's other channels go on, and what they wait for. Pure state."""
 
+# mypyc: compiled
+
 from enum import Enum
 from typing import Final
 

@@ -32,6 +32,8 @@ Answers that a frame has decided (`own.released`) go out right behind it, and ne
 client in the order in which the broker's frames allowed them.
 """
 
+# mypyc: compiled
+
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
 from time import monotonic
 from typing import Final

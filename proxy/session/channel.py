@@ -1,5 +1,7 @@
 """One incarnation of a channel number: its state, the content under way, the requests and publishes without answer."""
 
+# mypyc: compiled
+
 import secrets
 from collections import deque
 from typing import Final, NamedTuple

@@ -30,6 +30,8 @@ rule that finds that the frame must wait sets `waiting.held`, and `_take` withho
    `way.rest`, and none of it has had an effect.
 """
 
+# mypyc: compiled
+
 from math import inf
 from time import monotonic
 from typing import Final

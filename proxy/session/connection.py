@@ -1,5 +1,7 @@
 """The plain state of one session and its two peers, which the loops over frames and the handlers share. No I/O."""
 
+# mypyc: compiled
+
 from collections.abc import Callable
 from math import inf
 

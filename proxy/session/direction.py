@@ -1,5 +1,7 @@
 """One direction of a session: the position of its bytes within a frame, and the bytes to write. Pure state."""
 
+# mypyc: compiled
+
 from proxy.wire.frames import Piece
 
 

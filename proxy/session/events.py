@@ -1,5 +1,7 @@
 """The requests of a session's sans-I/O core to its session: values in `Connection.events`."""
 
+# mypyc: compiled
+
 from typing import NamedTuple
 
 from proxy.session.channel import Channel

@@ -25,6 +25,8 @@ the time, for what happens without a read.
 Bodies and publishes stream past: the loops ask only at methods, and at frames of channels in `Interceptor.sources`.
 """
 
+# mypyc: compiled
+
 from abc import ABC, abstractmethod
 
 from proxy.session.channel import Channel

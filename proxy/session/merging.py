@@ -5,6 +5,8 @@ AMQP has a method, a content header and bodies follow each other on a channel, w
 once. Then the first goes on, and all else that is for the client's channel waits for its end.
 """
 
+# mypyc: compiled
+
 from typing import Final
 
 from proxy.wire.frames import BODY, U16, UNEXPECTED_FRAME, Fault

@@ -1,5 +1,7 @@
 """One read of a socket: the frames in it, and its bytes that go on unchanged."""
 
+# mypyc: compiled
+
 from collections.abc import Iterator
 from typing import Final
 

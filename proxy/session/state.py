@@ -4,6 +4,8 @@
 their tables. The loop over the client's frames sets `expect` itself; tests hold it to `CONTENT_TRANSITIONS`.
 """
 
+# mypyc: compiled
+
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final

@@ -1,5 +1,7 @@
 """The channels of one session that wait, each with its backlog. Pure state."""
 
+# mypyc: compiled
+
 from proxy.routing.route import Route
 from proxy.session.backlog import MOST_WITHHELD, Awaited, Backlog, Wait
 from proxy.session.channel import Channel

@@ -4,6 +4,8 @@ An upstream exchange leads on to exchanges with rings. Messages to it are routed
 to two destinations of which one leads to a ring: a message then goes to one ring, or to no ring at all.
 """
 
+# mypyc: compiled
+
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple

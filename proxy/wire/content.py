@@ -6,6 +6,8 @@ with, and its ring id, by which a message that comes back is known.
 Where a function takes `start` and `end`, these are the offsets of a header frame's payload and of its end octet.
 """
 
+# mypyc: compiled
+
 from collections.abc import Collection
 from typing import Final, NamedTuple
 

@@ -1,5 +1,7 @@
 """AMQP 0-9-1 frames and methods (sections 2.3.5 and 4.2): their numbers, and how they are read and made."""
 
+# mypyc: compiled
+
 from struct import Struct
 from typing import Final
 

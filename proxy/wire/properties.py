@@ -1,5 +1,7 @@
 """The properties and headers of an HTTP message, encoded as a content header (AMQP section 4.2.6.1)."""
 
+# mypyc: compiled
+
 from collections.abc import Callable, Mapping
 from math import isfinite
 from struct import Struct, pack

@@ -4,6 +4,8 @@ Names and values may be any bytes, so nothing here turns them into text; fields 
 a value that an exchange hashes, and that is neither text nor an integer, is decoded.
 """
 
+# mypyc: compiled
+
 from collections.abc import Collection, Iterator
 from decimal import Decimal
 from struct import unpack_from

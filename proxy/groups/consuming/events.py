@@ -1,5 +1,7 @@
 """The news of a session's interceptor for the groups, and for the log: values in `Consuming.events`."""
 
+# mypyc: compiled
+
 from typing import NamedTuple
 
 from proxy.groups.model import Member

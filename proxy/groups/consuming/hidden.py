@@ -4,6 +4,8 @@ A hidden channel is a channel of the session's broker connection that the client
 back in the handshake.
 """
 
+# mypyc: compiled
+
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple

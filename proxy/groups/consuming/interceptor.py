@@ -1,5 +1,7 @@
 """The interceptor of a session whose client may consume from groups: a row for each method that it looks at."""
 
+# mypyc: compiled
+
 from collections.abc import Callable
 from typing import Final
 

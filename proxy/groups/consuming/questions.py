@@ -1,5 +1,7 @@
 """The questions for which a method of a client's waits: whether a name is a queue's or a group's. Pure state."""
 
+# mypyc: compiled
+
 from collections import deque
 
 from proxy.groups.model import Member

@@ -1,5 +1,7 @@
 """The client's acks, nacks and rejects: each goes to the broker on the channel on which the delivery came."""
 
+# mypyc: compiled
+
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be

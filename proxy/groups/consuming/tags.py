@@ -10,6 +10,8 @@ all up to a number, and among those of its source, whose first is the oldest. A 
 object and the one before it as a number: with objects both ways the memory of all would wait for the collector.
 """
 
+# mypyc: compiled
+
 from collections import deque
 from heapq import heappop, heappush
 from typing import Final

@@ -1,5 +1,7 @@
 """The limits of what is under way at once: messages and bytes of HTTP clients that are not answered yet."""
 
+# mypyc: compiled
+
 import asyncio
 
 LEAST_RATE = 1 << 16

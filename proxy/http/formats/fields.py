@@ -1,5 +1,7 @@
 """The conversion of one item of a batch, a JSON object, into a message; pure."""
 
+# mypyc: compiled
+
 import json
 import re
 from binascii import a2b_base64

@@ -1,5 +1,7 @@
 """A message that came over HTTP, ready to be published; pure."""
 
+# mypyc: compiled
+
 from typing import NamedTuple
 
 from proxy.wire import content

@@ -5,6 +5,8 @@ of the sidecar may take the first, and would let pass what it forbids. The funct
 batch, so it is compiled: it takes 0.2 us for an object with two keys, and 0.3 as Python.
 """
 
+# mypyc: compiled
+
 from typing import Any
 
 

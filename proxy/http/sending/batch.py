@@ -1,5 +1,7 @@
 """Many messages in one request: sent as they are read, answered once the broker has answered for the last."""
 
+# mypyc: compiled
+
 import asyncio
 import time
 from collections import Counter, deque

@@ -1,5 +1,7 @@
 """The dispatch of every HTTP publish, single or of a batch: it finds the broker connection for a message."""
 
+# mypyc: compiled
+
 import asyncio
 import contextlib
 from collections.abc import Coroutine

@@ -1,5 +1,7 @@
 """The journalling of the broker's answer to a publish over HTTP."""
 
+# mypyc: compiled
+
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult, Receiver

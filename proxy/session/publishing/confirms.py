@@ -26,6 +26,8 @@ As long as nothing has come back, none of this costs anything: an ack of a thous
 `Unsettled` counts them off page by page.
 """
 
+# mypyc: compiled
+
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple

@@ -3,6 +3,8 @@
 This is the fast one of the proxy's three encoders of a publish (`placement.publish` says why there are others).
 """
 
+# mypyc: compiled
+
 from collections.abc import Collection
 from typing import Final
 

@@ -1,5 +1,7 @@
 """The memory of a session for messages that came back, and for its own channel, which publishes them again."""
 
+# mypyc: compiled
+
 from proxy.session.channel import Channel
 from proxy.session.direction import Direction
 from proxy.session.publishing.returned import ParkedMessage, Parking, Return, ReturnedMessage

@@ -3,6 +3,8 @@
 Pure state: nothing here reads or writes.
 """
 
+# mypyc: compiled
+
 from collections import deque
 from typing import Final, NamedTuple
 
