@@ -22,7 +22,7 @@ def test_each_figure_is_in_a_file_that_is_named_beside_it(block: str) -> None:
     assert not missing
 
 
-def test_the_page_is_short_and_shows_every_plot_but_the_readmes() -> None:
+def test_the_page_is_short_and_shows_every_plot_but_the_start_pages() -> None:
     text = DOCUMENT.read_text()
     assert len(text.splitlines()) < 135
     assert set(re.findall(r"\(images/([\w-]+)\.svg\)", text)) == set(PLOTS) - {"keys-that-move"}
