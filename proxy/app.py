@@ -36,9 +36,11 @@ from proxy.settings.files import Files
 from proxy.settings.parse import Address, ConfigError
 from proxy.settings.patterns import Selection, named
 from proxy.settings.tls import ServerTls
+from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.management import Management
+from proxy.topology.reader import Reader
 from proxy.topology.ring_cache import RingCache
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
 from ring.compiled import PURE, kind
 from ring.hashing import RING_FORMAT
@@ -74,30 +76,37 @@ async def run(settings: Settings) -> None:
     ) as api:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
         selection = Selection(settings.route, settings.shadow, settings.pass_, settings.groups)
-        sync = _sync(settings, api, router, selection)
+        reader = _reader(settings, api, router, selection)
+        named_exchanges = named([*settings.route, *settings.shadow, *settings.groups], settings.default_vhost)
+        scheduler = Scheduler(reader, router, interval=settings.sync_interval, named=named_exchanges)
         journaling = Journaling(settings, files)
         brokers = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout)
         publisher = _publisher(settings, brokers, files)
         counts = Counts()
         tables = {
             ingress: RouteTables(
-                router, selection, counter_table, sync.identity.mismatch, sync.want, journaling.journal
+                router, selection, counter_table, reader.identity.mismatch, scheduler.want, journaling.journal
             )
             for ingress, counter_table in counts.counter_table.items()
         }
-        groups = _groups(settings, files, sync, router, api)
-        listener = _listener(settings, tables["amqp"], sync, brokers, counts, groups)
+        groups = _groups(settings, files, scheduler, router, api)
+        listener = _listener(settings, tables["amqp"], scheduler, reader.identity, brokers, counts, groups)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
-        dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
+        dispatch = Dispatch(router, scheduler, reader.identity, tables["http"], publisher, settings.lookup_timeout)
         ingress = application(settings, gate, dispatch, counts)
         admin = Admin(
             router,
-            sync,
+            scheduler,
+            reader,
             publisher,
-            registry(ProxyCollector(counts, router, sync, publisher, listener, journaling, limits, files, groups)),
+            registry(
+                ProxyCollector(
+                    counts, router, scheduler, reader, publisher, listener, journaling, limits, files, groups
+                )
+            ),
             names=HostNames(settings.admin_listen, settings.host_names),
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
@@ -110,10 +119,10 @@ async def run(settings: Settings) -> None:
         )
         async with (
             _listening("admin", admin.application(), settings.admin_listen, probed, counts),
-            _running(sync.run()),
+            _running(scheduler.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),
-            _running(_forgetting(Forgetting(counts, router, sync, lambda: _in_use(tables.values())))),
+            _running(_forgetting(Forgetting(counts, router, reader, lambda: _in_use(tables.values())))),
             journaling.running(),
             _closed_in_time(publisher),
             _grouping(groups),
@@ -135,15 +144,13 @@ async def run(settings: Settings) -> None:
             await http.take_leave(_LAST_WORDS)
 
 
-def _sync(settings: Settings, api: Management, router: Router, selection: Selection) -> Sync:
-    return Sync(
+def _reader(settings: Settings, api: Management, router: Router, selection: Selection) -> Reader:
+    return Reader(
         api,
         router,
         selection,
-        interval=settings.sync_interval,
         settle_time=settings.settle_time,
         on_dead_letter=settings.on_dead_letter,
-        named=named([*settings.route, *settings.shadow, *settings.groups], settings.default_vhost),
         cache=RingCache(settings.ring_cache_dir) if settings.ring_cache_dir is not None else None,
         max_age=settings.ring_max_age,
     )
@@ -159,7 +166,7 @@ def _publisher(settings: Settings, brokers: Brokers, files: Files) -> Publisher:
     )
 
 
-def _groups(settings: Settings, files: Files, sync: Sync, router: Router, api: Management) -> "Groups | None":
+def _groups(settings: Settings, files: Files, scheduler: Scheduler, router: Router, api: Management) -> "Groups | None":
     """Return the groups of the sidecar; None where the setting `groups` is empty."""
     if not settings.groups:
         return None
@@ -169,7 +176,7 @@ def _groups(settings: Settings, files: Files, sync: Sync, router: Router, api: M
 
     return Groups(
         settings,
-        sync,
+        scheduler,
         router,
         api,
         lambda vhost: connector(settings, files, vhost, "ringproxy groups"),
@@ -178,7 +185,13 @@ def _groups(settings: Settings, files: Files, sync: Sync, router: Router, api: M
 
 
 def _listener(
-    settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts, groups: "Groups | None"
+    settings: Settings,
+    tables: RouteTables,
+    scheduler: Scheduler,
+    identity: ClusterIdentity,
+    brokers: Brokers,
+    counts: Counts,
+    groups: "Groups | None",
 ) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
     attend = None
@@ -188,7 +201,8 @@ def _listener(
         attend = Attendants(groups)
     shared = Shared(
         tables,
-        sync,
+        scheduler,
+        identity,
         brokers.dial,
         settings.lookup_timeout,
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),

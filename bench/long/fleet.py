@@ -20,7 +20,8 @@ from bench.world import World
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
 
 SIDECARS, READERS = 1000, 50
@@ -76,28 +77,21 @@ def _read(world: World, exchange: str, idle: float) -> tuple[float, int, float, 
 
 
 async def _run(management_url: str, exchange: str, seconds: float) -> None:
-    settings, readers = Settings(), list[Sync]()
+    settings, sidecars = Settings(), list[tuple[Scheduler, Reader]]()
     interval = settings.sync_interval * READERS / SIDECARS
     async with AsyncExitStack() as stack:
         for _ in range(READERS):
             api = await stack.enter_async_context(Management([URL(management_url)], 30.0))
             selection = Selection(settings.route, settings.shadow, settings.pass_)
-            reader = Sync(
-                api,
-                Router(settings.ring_max_age, settings.on_stale == "refuse"),
-                selection,
-                interval=interval,
-                settle_time=settings.settle_time,
-                on_dead_letter="pass",
-                named=[("/", exchange)],
-            )
-            readers.append(reader)
-        await asyncio.gather(*(reader.look_up(("/", exchange), _FIRST_WITHIN) for reader in readers))
+            router = Router(settings.ring_max_age, settings.on_stale == "refuse")
+            reader = Reader(api, router, selection, settle_time=settings.settle_time)
+            sidecars.append((Scheduler(reader, router, interval=interval, named=[("/", exchange)]), reader))
+        await asyncio.gather(*(scheduler.look_up(("/", exchange), _FIRST_WITHIN) for scheduler, _ in sidecars))
         print("first", flush=True)
-        running = [asyncio.create_task(reader.run()) for reader in readers]
-        begun = sum(reader.results["ok"] for reader in readers)
+        running = [asyncio.create_task(scheduler.run()) for scheduler, _ in sidecars]
+        begun = sum(reader.results["ok"] for _, reader in sidecars)
         await asyncio.sleep(seconds)
-        print(sum(reader.results["ok"] for reader in readers) - begun, flush=True)
+        print(sum(reader.results["ok"] for _, reader in sidecars) - begun, flush=True)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

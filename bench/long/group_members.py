@@ -34,7 +34,8 @@ from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
 
 PREFETCH: Final = 20
@@ -94,7 +95,7 @@ class OneMember:
         """Nothing is connected yet."""
         self._url, self._got = str(settings.broker_url), got
         self.groups = Groups(
-            settings, shared.sync, shared.router, shared.api, lambda _: self._connected, uuid.uuid4().hex
+            settings, shared.scheduler, shared.router, shared.api, lambda _: self._connected, uuid.uuid4().hex
         )
         self.member = Member(uuid.uuid4().hex, "/", exchange, 1, b"tag")
         self.member.prefetch, self.member.client = PREFETCH, f"127.0.0.1:{50_000 + number} member-{number}"
@@ -207,16 +208,9 @@ class Shared:
         """Nothing is read yet."""
         self.api = api
         self.router = Router(settings.ring_max_age, refuse_stale=False)
-        named = [("/", exchange)]
         selection = Selection(settings.route, settings.shadow, settings.pass_)
-        self.sync = Sync(
-            api,
-            self.router,
-            selection,
-            interval=settings.sync_interval,
-            settle_time=settings.settle_time,
-            named=named,
-        )
+        reader = Reader(api, self.router, selection, settle_time=settings.settle_time)
+        self.scheduler = Scheduler(reader, self.router, interval=settings.sync_interval, named=[("/", exchange)])
 
 
 def _count_beats(got: Got) -> None:
@@ -255,8 +249,8 @@ async def _run(amqp_url: str, management_url: str, exchange: str, count: int) ->
     _count_beats(got)
     async with Readings(settings.management_url, 30.0) as api:
         shared = Shared(api, settings, exchange)
-        await shared.sync.look_up(("/", exchange), _RING_WITHIN)
-        following = asyncio.create_task(shared.sync.run())
+        await shared.scheduler.look_up(("/", exchange), _RING_WITHIN)
+        following = asyncio.create_task(shared.scheduler.run())
         sidecars = [OneMember(number, exchange, settings, shared, got) for number in range(count)]
         print("ready", flush=True)
         while command := (await asyncio.to_thread(sys.stdin.readline)).strip():

@@ -20,7 +20,7 @@ from proxy.settings.patterns import Patterns
 from proxy.topology.bindings import RING_TYPES, TopologyError
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.management import Management, ManagementError
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Entry, Name, Router
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Groups:
     def __init__(
         self,
         settings: Settings,
-        sync: Sync,
+        scheduler: Scheduler,
         router: Router,
         api: Management,
         connect: Callable[[str], Connect],
@@ -60,7 +60,7 @@ class Groups:
         self._lookup_timeout = settings.lookup_timeout
         host = socket.gethostname()
         limits = (settings.groups_ack_timeout, settings.groups_leave_timeout)
-        self._parts = Parts(sync, router, api, Membership(connect), process, host, *limits)
+        self._parts = Parts(scheduler, router, api, Membership(connect), process, host, *limits)
         self._joining: dict[str, asyncio.Task[None]] = {}
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}
@@ -98,7 +98,7 @@ class Groups:
         is_known = entry is not None and entry.exchange_type in RING_TYPES
         if not is_known or router.awaits_read_back(name):
             try:
-                await self._parts.sync.look_up(name, self._lookup_timeout)
+                await self._parts.scheduler.look_up(name, self._lookup_timeout)
             except NotReadable:
                 if not is_known:
                     raise

@@ -19,7 +19,7 @@ from proxy.groups.redelivered import Redelivered
 from proxy.groups.shards import Exactness, Readings
 from proxy.groups.timing import ACKS_EVERY
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Entry, Name, Router
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Parts:
     """The settings and helpers that all groups of this sidecar share."""
 
-    sync: Sync
+    scheduler: Scheduler
     router: Router
     api: Management
     membership: Membership
@@ -194,7 +194,7 @@ class RunningGroup:
         """Set the group's shards to the queues of the ring. While the exchange is not known, the former shards stay."""
         entry = self._parts.router.entries.get(self.name)
         if entry is None:
-            self._parts.sync.want(self.name)
+            self._parts.scheduler.want(self.name)
             return
         # The router forgets exchanges that nobody uses.
         self._parts.router.used_at[self.name] = now

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from proxy.routing.counters import Counts
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
 from proxy.topology.table import Name, Router
 from ring.destination import Destination
 
@@ -25,16 +25,16 @@ class Forgetting:
     lost.
     """
 
-    def __init__(self, counts: Counts, router: Router, sync: Sync, vhosts: Callable[[], Collection[str]]) -> None:
+    def __init__(self, counts: Counts, router: Router, reader: Reader, vhosts: Callable[[], Collection[str]]) -> None:
         """Take what is counted and what is known; `vhosts` returns the virtual hosts that something is connected to."""
-        self._counts, self._router, self._sync, self._vhosts = counts, router, sync, vhosts
+        self._counts, self._router, self._reader, self._vhosts = counts, router, reader, vhosts
         self._gone_since: dict[Counted, float] = {}
         """By counted exchange or destination that is gone: when a sweep first found it gone, on the router's clock."""
 
     def sweep(self) -> None:
         """Note what is gone by now, and drop the counts of what has been gone for long; to be called now and then."""
         now, vhosts = self._router.clock(), self._vhosts()
-        names = self._counts.names() | self._sync.changes.keys()
+        names = self._counts.names() | self._reader.changes.keys()
         gone: set[Counted] = {(name, None) for name in names if not self._is_there(name, vhosts)}
         for name, shadowed in self._counts.all_shadowed():
             entry = self._router.entries.get(name)
@@ -45,8 +45,8 @@ class Forgetting:
         for name, destination in [each for each, since in self._gone_since.items() if now - since >= COUNTS_KEPT]:
             if destination is None:
                 self._counts.forget(name)
-                self._sync.changes.pop(name, None)
-                self._sync.moved.pop(name, None)
+                self._reader.changes.pop(name, None)
+                self._reader.moved.pop(name, None)
             else:
                 self._counts.forget_destination(name, destination)
             del self._gone_since[name, destination]

@@ -18,8 +18,9 @@ from proxy.session.connection import Connection
 from proxy.session.events import NoQueue, Reopened, Stale
 from proxy.session.publishing.publish import held_publish
 from proxy.session.sockets import PeerSocket
+from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
 
@@ -57,7 +58,8 @@ class Shared:
     """The state that all sessions of a listener share; it lives as long as the listener."""
 
     tables: RouteTables
-    sync: Sync
+    scheduler: Scheduler
+    identity: ClusterIdentity
     dial: Callable[[Callable[[], PeerSocket]], Awaitable[PeerSocket]]
     """Connects a socket to a broker; raises OSError with the reason if none can be reached."""
     lookup_timeout: float
@@ -121,14 +123,14 @@ class Shared:
         if len(self._meant) >= MOST_NAMED:
             del self._meant[next(iter(self._meant))]
         self._meant[name] = now
-        self.sync.want(name)
+        self.scheduler.want(name)
 
     def refresh(self, name: Name, gone: Destination | None) -> None:
         """Have a ring read again that a return has shown to be stale; many returns at once ask once."""
         if (name, gone) in self.refreshing:
             return
         self.refreshing.add((name, gone))
-        task = asyncio.create_task(self.sync.refresh(name, "a message was returned", {gone} if gone else ()))
+        task = asyncio.create_task(self.scheduler.refresh(name, "a message was returned", {gone} if gone else ()))
         self.tasks.add(task)
 
         def done(task: "asyncio.Task[None]") -> None:
@@ -144,10 +146,10 @@ class Shared:
                 if isinstance(wanted, Unread) and wanted.other_cluster:
                     await self._same_cluster(c, self.lookup_timeout)
                 elif isinstance(wanted, Unread):
-                    await self.sync.look_up(wanted.name, self.lookup_timeout)
+                    await self.scheduler.look_up(wanted.name, self.lookup_timeout)
                 else:
                     gone = {wanted.destination} if wanted.destination is not None else set()
-                    await self.sync.refresh(wanted.name, "a message was returned", gone)
+                    await self.scheduler.refresh(wanted.name, "a message was returned", gone)
         except (TimeoutError, NotReadable):
             return False
         except Absent:
@@ -168,7 +170,7 @@ class Shared:
         if unread.other_cluster:
             return ""
         try:
-            await self.sync.look_up(unread.name, within)
+            await self.scheduler.look_up(unread.name, within)
         except VhostAbsent as error:
             return str(error)  # the broker has opened it, so it is the management user who may not see it
         except Absent:
@@ -181,7 +183,7 @@ class Shared:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(asked + self.lookup_timeout - time.monotonic()):
                         for name in c.table.ways_to(unread.name[1], exchange):
-                            await self.sync.refresh(name, "an exchange behind it is gone", gone)
+                            await self.scheduler.refresh(name, "an exchange behind it is gone", gone)
         except NotReadable as error:
             return str(error)
         else:
@@ -191,11 +193,11 @@ class Shared:
 
     async def _same_cluster(self, c: Connection, within: float) -> bool:
         """Return whether the management API's cluster is the session's after all: it was renamed, or was asked late."""
-        name = await self.sync.identity.confirmed(c.handshake.cluster or "", c.handshake.cluster_told_at, within)
+        name = await self.identity.confirmed(c.handshake.cluster or "", c.handshake.cluster_told_at, within)
         if name is not None and c.running:
             c.open(name)
         return name is not None
 
     def is_outdated(self, c: Connection) -> bool:
         """Return whether a new session may learn another name of the broker's cluster than this one did as it began."""
-        return c.handshake.cluster_told_at < self.sync.identity.named_at
+        return c.handshake.cluster_told_at < self.identity.named_at

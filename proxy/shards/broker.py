@@ -80,7 +80,7 @@ async def reached(settings: Settings) -> AsyncIterator[Broker]:
     api = Management(settings.management_url, settings.management_timeout, files.management_login, files.management_tls)
     async with api:
         # From here on a node of another cluster is not asked, should management_url name one.
-        identity = ClusterIdentity(api, lambda: None)
+        identity = ClusterIdentity(api)
         await identity.ask()
         yield Broker(settings, files, api, identity)
 

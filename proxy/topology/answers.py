@@ -25,6 +25,9 @@ T = TypeVar("T")
 class TopologyError(ValueError):
     """An answer of the management API has the wrong form; the message names the field and says what is wrong."""
 
+    retry_after: Final = 0.0
+    """Such an answer names no time to wait."""
+
 
 class Cluster(msgspec.Struct):
     """The answer to `GET /api/cluster-name`."""

@@ -35,10 +35,12 @@ class ClusterIdentity:
     different cluster has different nodes, and if it takes over the name, connections to it begin later.
     """
 
-    def __init__(self, api: Management, changed: Callable[[], None]) -> None:
-        """Know no name yet. `changed` is called each time the names have changed."""
-        self._api, self._changed = api, changed
+    def __init__(self, api: Management) -> None:
+        """Know no name yet."""
+        self._api = api
         api.why_foreign = self.why_foreign
+        self.on_change: list[Callable[[], None]] = []
+        """The functions that are called each time the names have changed."""
         self.cluster: str | None = None
         """The present name of the cluster; None if the management API has not reported it, or has no page for it."""
         self._own: frozenset[str] = frozenset()
@@ -76,7 +78,7 @@ class ClusterIdentity:
     def assume(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> None:
         """Take the cluster whose rings were kept on disk for the API's, until the API has answered."""
         self.cluster, self._own, self._nodes, self._assumed = cluster, names, nodes, True
-        self._changed()
+        self._notify()
 
     def is_of(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> bool:
         """Return whether a cluster with this name, these brokers' names and these nodes is the API's, perhaps renamed
@@ -141,7 +143,11 @@ class ClusterIdentity:
         self.cluster, self._own, self._nodes = cluster, own, nodes
         self._answered, self.asked, self._assumed = started, True, False
         if (cluster, own) != before or answered == NEVER:
-            self._changed()
+            self._notify()
+
+    def _notify(self) -> None:
+        for callback in self.on_change:
+            callback()
 
     def _keep_former(self, own: frozenset[str], nodes: frozenset[str]) -> None:
         """Remember the names that the cluster no longer has; forget all former names if it is another cluster."""

@@ -129,7 +129,7 @@ class LookUps:
                 if isinstance(error, NotAskableError):
                     raise NotReadable(str(error)) from None
                 shared.fault = str(error)
-                retry_after = error.retry_after if isinstance(error, ManagementError) else 0.0
+                retry_after = error.retry_after
             await asyncio.sleep(max(random.uniform(0, pause), retry_after))
             pause = min(pause * 2, LONGEST_PAUSE)
             if not shared.waiting:

@@ -1,4 +1,4 @@
-"""Make entries of the rings that were kept on disk, while the management API cannot be read."""
+"""Keep on disk what was read, and make entries of it while the management API cannot be read."""
 
 import asyncio
 import logging
@@ -12,37 +12,67 @@ from proxy.topology.table import Entry, Name, Router
 log = logging.getLogger(__name__)
 
 
-class EntryRestorer:
-    """Makes entries from the files of `RingCache`, with the age of the reading that they come from.
+class KeptRings:
+    """The entries that are kept in the files of `RingCache`; none if the setting `ring_cache_dir` is not set.
 
-    It is used only after a reading has failed, or while the management API has not answered yet.
+    They are restored only after a reading has failed, or while the management API has not answered yet, with the age of
+    the reading that they come from.
     """
 
     def __init__(
-        self, cache: RingCache, entry_builder: EntryBuilder, router: Router, identity: ClusterIdentity, max_age: float
+        self,
+        cache: RingCache | None,
+        entry_builder: EntryBuilder,
+        router: Router,
+        identity: ClusterIdentity,
+        max_age: float,
     ) -> None:
         """Load nothing yet. `max_age` is the setting `ring_max_age`, in seconds."""
         self._cache, self._entry_builder, self._router = cache, entry_builder, router
         self._identity, self._max_age = identity, max_age
+        self._restored_of = identity.names
+        """The names and nodes of the cluster that the restored entries belong to."""
         self._all: asyncio.Task[dict[Name, Saved]] | None = None
         """The task that loads every file, for a start without the API; None before it and after the API has
         answered."""
+
+    def keep(self, name: Name, entry: Entry) -> None:
+        """Keep an entry that was just read."""
+        if self._cache is not None:
+            self._cache.keep(name, entry, self._identity.names, self._router.clock() - entry.read_at)
+
+    def forget(self, name: Name) -> None:
+        """Remove an exchange from disk."""
+        if self._cache is not None:
+            self._cache.forget(name)
+
+    def of_another_cluster(self) -> list[Name]:
+        """Return the restored exchanges if the management API, as it has answered, belongs to another cluster."""
+        restored = [name for name, entry in self._router.entries.items() if entry.restored]
+        if not self._identity.asked or not restored or self._identity.is_of(*self._restored_of):
+            return []
+        log.warning(
+            "%d restored rings belong to another cluster than the management API, and are dropped", len(restored)
+        )
+        return restored
 
     async def names(self) -> list[Name]:
         """Return the exchanges that are kept on disk, the newest first.
 
         Until the management API has answered, the cluster of the newest file counts as the API's.
         """
+        if self._cache is None:
+            return []
         if self._all is None:
-            self._all = asyncio.create_task(self._load_all())
+            self._all = asyncio.create_task(self._load_all(self._cache))
         return list(await asyncio.shield(self._all))
 
-    async def _load_all(self) -> dict[Name, Saved]:
+    async def _load_all(self, cache: RingCache) -> dict[Name, Saved]:
         """Return all that is kept on disk, and take the newest file's cluster for the API's if the API has not
         answered.
         """
         try:
-            found = await asyncio.to_thread(self._cache.load_all)
+            found = await asyncio.to_thread(cache.load_all)
         except Exception:
             log.exception("a defect while rings were restored from ring_cache_dir; none is restored")
             found = []
@@ -53,9 +83,12 @@ class EntryRestorer:
 
     async def entry(self, name: Name) -> Entry | None:
         """Return an entry of an exchange as it is kept on disk; None if nothing is kept, or if it is of another
-        cluster.
+        cluster, or if the management API has answered meanwhile.
         """
-        if self._identity.asked:
+        if self._cache is None:
+            return None
+        asked = self._identity.asked
+        if asked:
             self._all = None  # Only a start without the API needs it, and it may be large.
             saved = await asyncio.to_thread(self._cache.load, name)
         else:
@@ -83,10 +116,14 @@ class EntryRestorer:
                 title(name),
                 age,
             )
+        if entry is None or self._identity.asked is not asked:
+            return None
+        self._restored_of = self._identity.names
         return entry
 
     def close(self) -> None:
         """Stop loading, and end the thread of the cache."""
         if self._all is not None:
             self._all.cancel()
-        self._cache.close()
+        if self._cache is not None:
+            self._cache.close()

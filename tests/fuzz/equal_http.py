@@ -174,7 +174,7 @@ def dispatched(rng: Random, say: Say) -> None:
     out.feed(start() + tune() + OPEN_OK)
     connection = SimpleNamespace(clear=True, cluster=None, protocol=out, wake=lambda: None, doubt=lambda: None)
     group = ConnectionGroup(VHOST, cast(Any, (connection,)), guest=False)
-    dispatch = Dispatch(it.router, cast(Any, None), it.tables, cast(Any, None), 1.0)
+    dispatch = Dispatch(it.router, cast(Any, None), cast(Any, None), it.tables, cast(Any, None), 1.0)
     for index in range(rng.randrange(1, 8)):
         name = rng.choice([*RINGS, "unknown", ""])
         handle = ExchangeHandle((VHOST, name), group, name.encode())

@@ -20,7 +20,8 @@ from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
 from testbed.broker import Broker
 from testbed.node import Node as RabbitNode
@@ -206,9 +207,10 @@ async def node(broker: Broker, vhost: str, **settings: object) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(Management(made.management_url, 5.0))
         router = Router(300.0, refuse_stale=False)
-        sync = Sync(api, router, Selection(["*"], [], []), interval=0.5, settle_time=0.2)
-        running = asyncio.create_task(sync.run())
-        groups = Groups(made, sync, router, api, connector, uuid.uuid4().hex)
+        reader = Reader(api, router, Selection(["*"], [], []), settle_time=0.2)
+        scheduler = Scheduler(reader, router, interval=0.5)
+        running = asyncio.create_task(scheduler.run())
+        groups = Groups(made, scheduler, router, api, connector, uuid.uuid4().hex)
         here = Node(broker, vhost, groups)
         try:
             yield here

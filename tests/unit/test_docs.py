@@ -32,7 +32,8 @@ from proxy.settings.sources import field_names, groups
 from proxy.shards.command import PARTS
 from proxy.shards.watch import Watch
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
 from ring.hashing import hash64, slot_of
@@ -162,14 +163,17 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
     publisher = Publisher(dial, lambda: ("", ""), connections=1, connect_timeout=1, confirm_timeout=1)
     async with Management(Settings().management_url, 1) as api:
         selection = Selection(["*"], [], [])
-        sync = Sync(api, router, selection, interval=15, settle_time=2, on_dead_letter="pass")
+        reader = Reader(api, router, selection, settle_time=2)
+        scheduler = Scheduler(reader, router, interval=15)
         counts = Counts()
         tables = RouteTables(router, selection, counts.counter_table["amqp"], lambda _: "", lambda _: None)
-        listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add, 1), 1)
+        listener = Listener(
+            Shared(tables, scheduler, reader.identity, dial, 1, frozenset(), counts.amqp_latency.add, 1), 1
+        )
         settings = Settings(journal_dir=tmp_path)
         files, limits = Files(settings), Limits(1, 1)
         journaling = Journaling(settings, files)
-        parts = counts, router, sync, publisher, listener, journaling, limits, files, None
+        parts = counts, router, scheduler, reader, publisher, listener, journaling, limits, files, None
         families = list(ProxyCollector(*parts).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}

@@ -80,8 +80,8 @@ IO_MODULES = {
     "proxy.settings": {"files", "tls"},
     "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
-        *("cluster", "entry_builder", "http_client", "lane_reader", "lookups", "management", "reading", "restoring"),
-        *("ring_cache", "sync", "tracked_exchange", "updater", "upstream_reader"),
+        *("cluster", "entry_builder", "http_client", "lane_reader", "lookups", "management", "reading", "reader"),
+        *("restoring", "ring_cache", "scheduler", "upstream_reader"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},

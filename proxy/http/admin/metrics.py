@@ -23,7 +23,8 @@ from proxy.session.end import End
 from proxy.session.listener import Listener
 from proxy.settings.files import Files
 from proxy.settings.guesses import KINDS, RESULTS
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import WHATEVER_IS_BOUND, Router
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
@@ -39,7 +40,8 @@ class ProxyCollector(Collector):
         self,
         counts: Counts,
         router: Router,
-        sync: Sync,
+        scheduler: Scheduler,
+        reader: Reader,
         publisher: Publisher,
         listener: Listener,
         journaling: Journaling,
@@ -48,7 +50,7 @@ class ProxyCollector(Collector):
         groups: "Groups | None",
     ) -> None:
         """Keep the parts that hold the figures; `groups` is None where the setting of that name is empty."""
-        self._counts, self._router, self._sync = counts, router, sync
+        self._counts, self._router, self._scheduler, self._reader = counts, router, scheduler, reader
         self._limits, self._files, self._groups = limits, files, groups
         self._publisher, self._listener, self._journaling = publisher, listener, journaling
 
@@ -203,9 +205,9 @@ class ProxyCollector(Collector):
             "Sum over all changes of the share of slots that moved, 0 to 1 each.",
             labels=labels,
         )
-        for name, count in self._sync.changes.items():
+        for name, count in self._reader.changes.items():
             changes.add_metric(list(name), count)
-            moved.add_metric(list(name), self._sync.moved.get(name, 0.0))
+            moved.add_metric(list(name), self._reader.moved.get(name, 0.0))
         yield from (changes, moved)
 
     def _collect_sync(self) -> Iterator[Metric]:
@@ -213,23 +215,23 @@ class ProxyCollector(Collector):
             "ringproxy_syncs", "Readings of exchanges from the management API, by result.", labels=["result"]
         )
         for result in ("ok", "absent", "failed"):
-            results.add_metric([result], self._sync.results[result])
+            results.add_metric([result], self._reader.results[result])
         yield results
         failing = GaugeMetricFamily("ringproxy_sync_failing", "Exchanges whose last reading failed.")
-        failing.add_metric([], len(self._sync.faults))
+        failing.add_metric([], len(self._scheduler.faults))
         yield failing
         absent = GaugeMetricFamily(
             "ringproxy_named_exchange_absent",
             "1 if an exchange that route, shadow or groups names without a wildcard does not exist.",
             labels=["vhost", "exchange"],
         )
-        for name, is_absent in self._sync.missing().items():
+        for name, is_absent in self._scheduler.missing().items():
             absent.add_metric(list(name), is_absent)
         yield absent
         up = GaugeMetricFamily(
             "ringproxy_management_up", "1 if the management API answered when it was last asked for its cluster."
         )
-        up.add_metric([], not self._sync.identity.unreachable)
+        up.add_metric([], not self._reader.identity.unreachable)
         yield up
         connected = GaugeMetricFamily(
             "ringproxy_broker_connected", "1 if the connection for HTTP publishes is up.", labels=["vhost"]

@@ -21,7 +21,8 @@ from proxy.publisher.pool import Publisher
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import NO_RING
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, Router
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
 
@@ -62,7 +63,8 @@ class Admin:
     def __init__(
         self,
         router: Router,
-        sync: Sync,
+        scheduler: Scheduler,
+        reader: Reader,
         publisher: Publisher,
         metrics: CollectorRegistry,
         *,
@@ -77,7 +79,8 @@ class Admin:
         `draining` returns whether the sidecar drains; `lookup_timeout` is in seconds. `groups` is None where the
         setting of that name is empty.
         """
-        self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
+        self._router, self._scheduler, self._reader = router, scheduler, reader
+        self._publisher, self._metrics = publisher, metrics
         self._names, self._groups = names, groups
         self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
@@ -126,7 +129,7 @@ class Admin:
         ready = not any(checks.values())
         if "verbose" in request.query:
             lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
-            if missing := self._sync.missing():
+            if missing := self._scheduler.missing():
                 # Not among the checks: a program may declare it later, through this sidecar, once that is ready.
                 absent = [name for name, is_absent in missing.items() if is_absent]
                 why = f": not found: {_titles(absent)}; the sidecar is ready all the same" if absent else ""
@@ -139,23 +142,23 @@ class Admin:
 
     def _checks(self) -> dict[str, str]:
         """Return each check of readiness with why it fails, which is empty if it holds."""
-        sync = self._sync
-        unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.vhost_not_listed]
+        scheduler, reader = self._scheduler, self._reader
+        unread, stale = scheduler.pending(), [name for name in self._stale() if name not in scheduler.vhost_not_listed]
         checks = {
             "not draining": "shutting down" if self._draining() else "",
-            "management API": sync.identity.unreachable,
+            "management API": reader.identity.unreachable,
             "rings read": f"not read yet: {_titles(unread)}" if unread else "",
             "rings fresh": f"not read for longer than ring_max_age: {_titles(stale)}" if stale else "",
         }
         vhost = self._default_vhost
         checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
-        if sync.look_up_fault is not None and sync.look_up_fault[0] == vhost:
-            checks["look-ups"] = sync.look_up_fault[1]
+        if reader.look_up_fault is not None and reader.look_up_fault[0] == vhost:
+            checks["look-ups"] = reader.look_up_fault[1]
         if why := self._publisher.blocked().get(vhost):
             checks["broker takes publishes"] = why
         if refusals := self._publisher.refusals(vhost):
             checks["broker's permissions"] = "; ".join(refusals)
-        if why := sync.identity.mismatch(*self._publisher.cluster(vhost)):
+        if why := reader.identity.mismatch(*self._publisher.cluster(vhost)):
             checks["one cluster"] = why
         return checks
 
@@ -163,7 +166,7 @@ class Admin:
         """Return what is amiss in other virtual hosts: none of them may make the sidecar unready for all."""
         faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
         notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
-        if gone := [name for name in self._stale() if name in self._sync.vhost_not_listed]:
+        if gone := [name for name in self._stale() if name in self._scheduler.vhost_not_listed]:
             notes.append(("stale rings of virtual hosts that the management API does not list", _titles(gone)))
         return sorted(notes) + self._not_routed()
 
@@ -187,7 +190,7 @@ class Admin:
     async def rings(self, _: web.Request) -> web.Response:
         """Answer with every exchange that is known, with its ring, as `ring-proxy diff` compares them."""
         exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
-        faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._sync.faults.items())]
+        faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._scheduler.faults.items())]
         return json_answer(
             {"default_vhost": self._default_vhost, "ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults}
         )
@@ -236,7 +239,7 @@ class Admin:
             raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
         self._look_ups += 1
         try:
-            await self._sync.look_up(name, self._lookup_timeout)
+            await self._scheduler.look_up(name, self._lookup_timeout)
         except Absent as absent:
             raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
         except NotReadable as error:

@@ -23,8 +23,9 @@ from proxy.routing.route import PUBLISH, Choice, Route
 from proxy.routing.routes import RouteTable, RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import RING_TYPES, grouped_by
+from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.lookups import Absent, NotReadable
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, PassReason, Router, Unread
 from proxy.wire.frames import NOT_FOUND, shorted
 from ring.destination import Destination
@@ -103,10 +104,17 @@ class Dispatch:
     """The way of every HTTP publish: it routes messages and hands them to the publisher's connections."""
 
     def __init__(
-        self, router: Router, sync: Sync, tables: RouteTables, publisher: Publisher, lookup_timeout: float
+        self,
+        router: Router,
+        scheduler: Scheduler,
+        identity: ClusterIdentity,
+        tables: RouteTables,
+        publisher: Publisher,
+        lookup_timeout: float,
     ) -> None:
         """Take the parts that are asked; `tables` count as HTTP, and `lookup_timeout` is in seconds."""
-        self._router, self._sync, self._tables, self._publisher = router, sync, tables, publisher
+        self._router, self._scheduler, self._identity = router, scheduler, identity
+        self._tables, self._publisher = tables, publisher
         self._lookup_timeout = lookup_timeout
 
     async def check(self, handle: ExchangeHandle) -> None:
@@ -310,7 +318,7 @@ class Dispatch:
         Raises ProblemError if the broker is not of that cluster.
         """
         told, told_at = connection.cluster or "", connection.cluster_told_at
-        name = await self._sync.identity.confirmed(told, told_at, since + self._lookup_timeout - self._router.clock())
+        name = await self._identity.confirmed(told, told_at, since + self._lookup_timeout - self._router.clock())
         if connection.cluster_told_at != told_at:
             return  # connected anew meanwhile
         if name is not None:
@@ -385,7 +393,7 @@ class Dispatch:
                 f"exchange {wanted[1]!r} could not be read within {self._lookup_timeout:g} s (lookup_timeout)"
             )
         try:
-            await self._sync.look_up(wanted, left)
+            await self._scheduler.look_up(wanted, left)
         except Absent as absent:
             if wanted == name:
                 raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
@@ -394,7 +402,7 @@ class Dispatch:
                 async with asyncio.timeout(left):
                     gone = {Destination("exchange", wanted[1])}
                     for each in self._tables.table(name[0], None).ways_to(wanted[1], name[1].encode()):
-                        await self._sync.refresh(each, "an exchange behind it is gone", gone)
+                        await self._scheduler.refresh(each, "an exchange behind it is gone", gone)
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
@@ -421,7 +429,7 @@ class Dispatch:
         for the ring to be read.
         """
         if result.code == NOT_FOUND and placement.sent_as is not None:
-            self._sync.found_missing(placement.route.name[0], placement.sent_as.name)
+            self._scheduler.found_missing(placement.route.name[0], placement.sent_as.name)
             return result.outcome is Outcome.INVALID
         return result.outcome is Outcome.UNROUTABLE
 
@@ -439,4 +447,4 @@ class Dispatch:
             gone = {placement.choice.target.sent_as}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lookup_timeout):
-                await asyncio.gather(*(self._sync.refresh(name, why, gone) for name in names))
+                await asyncio.gather(*(self._scheduler.refresh(name, why, gone) for name in names))

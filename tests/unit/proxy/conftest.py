@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.topology import sync as sync_module
-from proxy.topology import updater as updater_module
+from proxy.topology import reader as reader_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology import upstream_reader
 from proxy.topology.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
@@ -25,6 +25,6 @@ async def api(fake: FakeManagement) -> AsyncIterator[Management]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sync_module, updater_module, upstream_reader):
+    for module in (scheduler_module, reader_module, upstream_reader):
         monkeypatch.setattr(module, "time", made)
     return made

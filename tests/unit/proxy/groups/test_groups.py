@@ -19,7 +19,8 @@ from proxy.groups.redelivered import POISON, RECENT
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, silent, status
@@ -75,9 +76,10 @@ async def refuses() -> AbstractConnection:
 @contextlib.asynccontextmanager
 async def running(api: Management, connect: Connect = hangs, **settings: Any) -> AsyncIterator[Groups]:
     router = Router(300.0, refuse_stale=False)
-    sync = Sync(api, router, Selection(["*"], [], []), interval=15, settle_time=0.1)
+    reader = Reader(api, router, Selection(["*"], [], []), settle_time=0.1)
+    scheduler = Scheduler(reader, router, interval=15)
     made = Settings(**{"groups": ("*",), **settings})
-    groups = Groups(made, sync, router, api, lambda vhost: connect, "process")
+    groups = Groups(made, scheduler, router, api, lambda vhost: connect, "process")
     try:
         yield groups
     finally:

@@ -5,7 +5,7 @@ from proxy.routing.counters import Counts
 from proxy.routing.forgetting import COUNTS_KEPT, Forgetting
 from proxy.routing.routes import RouteTables
 from proxy.settings.patterns import Selection
-from proxy.topology import sync as sync_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology.table import Name, PassReason
 from tests.unit.proxy.fake_management import FakeManagement, binding
 from tests.unit.proxy.topology.syncing import A, B, Clock, Made, X, syncing
@@ -20,7 +20,7 @@ class Counted:
         self.tables = RouteTables(
             made.router, Selection(["*"], [], []), self.counts.counter_table["amqp"], lambda _: "", lambda *_: None
         )
-        self.forgetting = Forgetting(self.counts, made.router, made.sync, self.tables.vhosts)
+        self.forgetting = Forgetting(self.counts, made.router, made.reader, self.tables.vhosts)
 
     def count(self, name: Name, reason: PassReason | None = None) -> None:
         counters = self.counts.counter_table["amqp"].of(name, reason)
@@ -37,12 +37,12 @@ async def test_the_counts_of_an_exchange_that_is_gone_end(fake: FakeManagement, 
     async with syncing(fake, settle_time=0) as made:
         it = Counted(made)
         for name in (X, Y):
-            await made.sync.look_up(name, 10)
+            await made.scheduler.look_up(name, 10)
             it.count(name)
             it.count(name, PassReason.NO_BINDINGS)
             it.counts.unsent["http", name, Outcome.REJECTED] += 1
         fake.delete("y")
-        await made.sync.refresh(Y, "test")
+        await made.scheduler.refresh(Y, "test")
         it.forgetting.sweep()
         clock.now += COUNTS_KEPT - 1
         it.forgetting.sweep()
@@ -50,12 +50,12 @@ async def test_the_counts_of_an_exchange_that_is_gone_end(fake: FakeManagement, 
         clock.now += 2
         it.forgetting.sweep()
         assert (it.counted(X), it.counted(Y)) == (3, 0)
-        assert Y not in made.sync.changes
-        assert Y not in made.sync.moved
-        assert made.sync.changes[X] == 1
+        assert Y not in made.reader.changes
+        assert Y not in made.reader.moved
+        assert made.reader.changes[X] == 1
         # There again: it begins anew, and is kept as long as it is there.
         fake.exchange("y", binding("a"))
-        await made.sync.look_up(Y, 10)
+        await made.scheduler.look_up(Y, 10)
         it.count(Y)
         clock.now += COUNTS_KEPT * 2
         it.forgetting.sweep()
@@ -79,11 +79,11 @@ async def test_the_default_exchange_is_there_while_a_virtual_host_is_in_use(fake
 
 
 async def test_a_shadowed_exchange_forgets_destinations_that_it_has_no_more(fake: FakeManagement, clock: Clock) -> None:
-    assert vars(sync_module)["time"] is clock
+    assert vars(scheduler_module)["time"] is clock
     fake.exchange("x", binding("a"))
     async with syncing(fake, shadow=("x",)) as made:
         it = Counted(made)
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for destination in (A, B):
             it.counts.counter_table["amqp"].of(X, PassReason.SHADOW).shadowed[destination] += 5
         it.forgetting.sweep()

@@ -13,16 +13,16 @@ def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: p
     """Names that a client makes up push out the oldest."""
     clock = Mock(monotonic=Mock(return_value=100.0))
     monkeypatch.setattr(context, "time", clock)
-    sync = Mock()
-    shared = Shared(Mock(), sync, Mock(), 5.0, frozenset(), Mock(), 10.0)
+    scheduler = Mock()
+    shared = Shared(Mock(), scheduler, Mock(), Mock(), 5.0, frozenset(), Mock(), 10.0)
     shared.want("/", NoQueue("x"))
     shared.want("/", NoQueue("x"))
-    assert sync.want.mock_calls == [call(("/", "x"))]
+    assert scheduler.want.mock_calls == [call(("/", "x"))]
     clock.monotonic.return_value += MEANT_EVERY
     shared.want("/", NoQueue("x"))
-    assert sync.want.mock_calls == 2 * [call(("/", "x"))]
+    assert scheduler.want.mock_calls == 2 * [call(("/", "x"))]
     for n in range(MOST_NAMED):
         shared.want("/", NoQueue(f"made up {n}"))
-    assert len(sync.want.mock_calls) == 2 + MOST_NAMED
+    assert len(scheduler.want.mock_calls) == 2 + MOST_NAMED
     shared.want("/", NoQueue("x"))
-    assert sync.want.mock_calls[-1] == call(("/", "x"))
+    assert scheduler.want.mock_calls[-1] == call(("/", "x"))

@@ -31,7 +31,7 @@ from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState
 from proxy.topology.declarations import Declaration
 from proxy.topology.lookups import Absent, NotReadable
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
@@ -143,7 +143,14 @@ class Ends:
         self._wire.router.clock = time.monotonic
         self.rings = Rings(self._wire)
         shared = self.shared = Shared(
-            self._wire.tables, cast(Sync, self.rings), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
+            self._wire.tables,
+            cast(Scheduler, self.rings),
+            Mock(),
+            self._dial,
+            5.0,
+            frozenset(),
+            lambda seconds: None,
+            10.0,
         )
         shared.attend = Attendants(groups) if groups is not None else None
         self.over: list[Session] = []

@@ -67,7 +67,7 @@ async def test_a_holder_that_the_api_never_shows_is_not_waited_for_without_end(m
     monkeypatch.setattr(module, "_PAUSE", 0.05)
     settings = Settings()
     async with management({}) as api:
-        broker = Broker(settings, Files(settings), api, ClusterIdentity(api, lambda: None))
+        broker = Broker(settings, Files(settings), api, ClusterIdentity(api))
         with pytest.raises(LockedError, match="held by a connection that the management API does not show"):
             await module._take(broker, connection_of(LOCKED), "/")
 

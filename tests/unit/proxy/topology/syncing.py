@@ -1,4 +1,4 @@
-"""A Sync at work on a management API that a test rules, and a clock that only the test moves."""
+"""A scheduler and its reader at work on a management API that a test rules, and a clock that only the test moves."""
 
 import asyncio
 import logging
@@ -10,10 +10,11 @@ import pytest
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Selection
-from proxy.topology import sync as sync_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology.management import Management
+from proxy.topology.reader import Reader
 from proxy.topology.ring_cache import RingCache
-from proxy.topology.sync import Sync
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Entry, Router, Unread
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
@@ -30,7 +31,7 @@ A, B, C = (Destination("queue", name) for name in "abc")
 
 
 class Clock:
-    """Stands for `time` in sync.py, so that only what a test says lets time pass."""
+    """Stands for `time` in the scheduler and the reader, so that only what a test says lets time pass."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -43,9 +44,10 @@ class Clock:
 
 @dataclass
 class Made:
-    """A Sync and what it works on."""
+    """A scheduler, its reader, and the table that they keep."""
 
-    sync: Sync
+    scheduler: Scheduler
+    reader: Reader
     router: Router
 
     @property
@@ -89,37 +91,36 @@ async def syncing(
     `answer_within` is in seconds, for each request to the API.
     """
     async with Management([node.url for node in (fake, *others)], answer_within) as api:
-        router = Router(LONG, refuse_stale=False, clock=lambda: float(vars(sync_module)["time"].monotonic()))
-        sync = Sync(
+        router = Router(LONG, refuse_stale=False, clock=lambda: float(vars(scheduler_module)["time"].monotonic()))
+        reader = Reader(
             api,
             router,
             Selection(route, shadow, pass_, groups),
-            interval=interval,
             settle_time=settle_time,
             on_dead_letter=on_dead_letter,
-            named=named,
             cache=cache,
             max_age=LONG,
         )
-        task = asyncio.create_task(sync.run()) if running else None
-        yield Made(sync, router)
+        scheduler = Scheduler(reader, router, interval=interval, named=named)
+        task = asyncio.create_task(scheduler.run()) if running else None
+        yield Made(scheduler, reader, router)
         if task is not None:
             assert not task.done(), "run() ended by itself"
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
         for other in asyncio.all_tasks() - {asyncio.current_task()}:
-            if "LookUps._look" in repr(other) or "Sync._" in repr(other):
+            if "LookUps._look" in repr(other) or "Scheduler._" in repr(other):
                 other.cancel()
-        sync._updater.close()
+        reader.close()
 
 
 async def refreshing(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Task[None]]:
     """A refresh of X, which was read before: it has asked for the bindings, and the gate holds back the answer."""
-    await made.sync.look_up(X, 10)
+    await made.scheduler.look_up(X, 10)
     gate = Gate(fake)
     fake.fail(gate, BINDINGS_OF_X)
-    task = asyncio.create_task(made.sync.refresh(X, "test"))
+    task = asyncio.create_task(made.scheduler.refresh(X, "test"))
     await eventually(lambda: gate.waiting == 1)
     return gate, task
 

@@ -41,14 +41,14 @@ async def made(fake: FakeManagement, clock: Clock) -> AsyncIterator[Made]:
     lane(fake, "b")
     fake.exchange("x", binding("lane.a", "1", "exchange"), binding("lane.b", "2", "exchange"))
     async with syncing(fake) as one:
-        await one.sync.look_up(X, 10)
+        await one.scheduler.look_up(X, 10)
         assert one.weights() == {A: 1, B: 2}
         assert one.entry.lanes == {A: "lane.a", B: "lane.b"}
         yield one
 
 
 async def reread(made: Made, *gone: Destination) -> None:
-    await made.sync.refresh(X, "test", gone)
+    await made.scheduler.refresh(X, "test", gone)
 
 
 async def test_lanes_are_not_asked_how_their_queues_dead_letter(made: Made, fake: FakeManagement) -> None:
@@ -75,12 +75,12 @@ async def test_a_reading_of_a_ring_settles_nothing_of_a_ring_behind_it(fake: Fak
     fake.exchange("inner", binding("a"), binding("b"))
     fake.exchange("x", binding("inner", "1", "exchange"))
     async with syncing(fake) as made:
-        await made.sync.look_up(inner, 10)
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingRemoved("inner", A, "1"))
+        await made.scheduler.look_up(inner, 10)
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingRemoved("inner", A, "1"))
         clock.now += 1
         await reread(made)
-        await made.sync.look_up(inner, 10)
+        await made.scheduler.look_up(inner, 10)
         assert made.weights(inner) == {B: 1}
 
 
@@ -129,7 +129,7 @@ async def test_unless_the_broker_has_refused_a_publish_to_the_lane(
 ) -> None:
     for name in ("x", "lane.a", "lane.b"):
         fake.delete(name)
-    made.sync.found_missing("/", "lane.a")
+    made.scheduler.found_missing("/", "lane.a")
     clock.now += 1
     await reread(made)
     assert made.weights() == {B: 2}
@@ -148,7 +148,7 @@ async def test_a_page_that_is_missing_of_an_exchange_that_is_listed_is_not_belie
 ) -> None:
     fake.fail(status(404), "/api/exchanges/%2F/lane.a")
     await reread(made, LANE_A)
-    assert "is listed in virtual host '/', and its own page is 404" in made.sync.faults[X]
+    assert "is listed in virtual host '/', and its own page is 404" in made.scheduler.faults[X]
     assert made.weights() == {A: 1, B: 2}
 
 
@@ -221,7 +221,7 @@ async def test_of_many_lanes_each_is_read_in_turn(fake: FakeManagement) -> None:
         lane(fake, name)
     fake.exchange("x", *(binding(f"lane.{name}", "1", "exchange") for name in names))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for _ in range(2):
             fake.requests.clear()
             for _ in range(3):
@@ -249,7 +249,7 @@ async def test_a_policy_with_an_alternate_exchange_is_seen_at_once_whichever_lan
         lane(fake, name)
     fake.exchange("x", *(binding(f"lane.{name}", "1", "exchange") for name in names))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.policies = {"other": {"x": 1}}
         fake.exchanges["/", "lane.23"]["policy"] = "other"
         fake.requests.clear()
@@ -272,19 +272,19 @@ async def test_a_policy_with_an_alternate_exchange_is_seen_at_once_whichever_lan
 
 
 async def test_a_binding_of_a_lane_is_read_back_before_the_next_publish(made: Made, fake: FakeManagement) -> None:
-    made.sync.declared("/", BindingAdded("lane.a", C, ""))
+    made.scheduler.declared("/", BindingAdded("lane.a", C, ""))
     assert made.waits()
-    await made.sync.look_up(X, 10)
+    await made.scheduler.look_up(X, 10)
     # It does not show yet, and counts all the same.
     assert made.entry.passed is PassReason.NOT_A_LANE
 
 
 async def test_the_same_binding_again_costs_nothing(made: Made, fake: FakeManagement) -> None:
-    made.sync.declared("/", ExchangeDeclared("lane.a", "fanout"))
-    made.sync.declared("/", BindingAdded("lane.a", A, ""))
-    made.sync.declared("/", BindingAdded("x", LANE_A, "1"))
+    made.scheduler.declared("/", ExchangeDeclared("lane.a", "fanout"))
+    made.scheduler.declared("/", BindingAdded("lane.a", A, ""))
+    made.scheduler.declared("/", BindingAdded("x", LANE_A, "1"))
     assert not made.waits()
-    made.sync.declared("/", BindingAdded("x", LANE_A, "3"))
+    made.scheduler.declared("/", BindingAdded("x", LANE_A, "3"))
     assert made.waits()
 
 
@@ -294,40 +294,40 @@ async def test_the_same_binding_again_costs_nothing(made: Made, fake: FakeManage
 async def test_an_end_that_does_not_show_yet_counts_at_once(
     made: Made, declaration: BindingRemoved | QueueDeleted | ExchangeDeleted
 ) -> None:
-    made.sync.declared("/", declaration)
+    made.scheduler.declared("/", declaration)
     assert made.waits()
-    await made.sync.look_up(X, 10)
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {B: 2}
 
 
 async def test_a_lane_that_is_declared_and_does_not_show_yet_is_waited_for(made: Made, fake: FakeManagement) -> None:
-    made.sync.declared("/", ExchangeDeclared("lane.c", "fanout"))
-    made.sync.declared("/", BindingAdded("lane.c", C, ""))
-    made.sync.declared("/", BindingAdded("x", Destination("exchange", "lane.c"), "1"))
+    made.scheduler.declared("/", ExchangeDeclared("lane.c", "fanout"))
+    made.scheduler.declared("/", BindingAdded("lane.c", C, ""))
+    made.scheduler.declared("/", BindingAdded("x", Destination("exchange", "lane.c"), "1"))
     with pytest.raises(NotReadable, match=r"'lane.c' was declared and does not show yet"):
-        await made.sync.look_up(X, 0.3)
+        await made.scheduler.look_up(X, 0.3)
     fake.exchange("lane.c", type="fanout")
-    await made.sync.look_up(X, 10)
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {A: 1, B: 2, C: 1}
 
 
 async def test_a_failed_reading_does_not_settle_what_was_declared_on_a_lane(made: Made, fake: FakeManagement) -> None:
     fake.bindings["/", "lane.a"] = []
-    made.sync.declared("/", BindingRemoved("lane.a", A, ""))
+    made.scheduler.declared("/", BindingRemoved("lane.a", A, ""))
     fake.fail(status(500), "/api/exchanges/%2F/lane.b")
     await reread(made, LANE_B)
-    assert X in made.sync.faults
+    assert X in made.scheduler.faults
     fake.mend()
-    await eventually(lambda: not made.sync.faults or made.waits())
-    await made.sync.look_up(X, 10)
+    await eventually(lambda: not made.scheduler.faults or made.waits())
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {B: 2}
 
 
 async def test_an_exchange_that_the_broker_did_not_find_is_off_the_ring(made: Made, fake: FakeManagement) -> None:
     """Though the management API shows it still: a lagging node."""
-    made.sync.found_missing("/", "lane.a")
+    made.scheduler.found_missing("/", "lane.a")
     assert made.waits()
-    await made.sync.look_up(X, 10)
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {B: 2}
 
 
@@ -338,7 +338,7 @@ async def test_while_nothing_can_be_read_it_gets_no_more_and_holds_nobody_up(
     fake.bindings["/", "x"].append(binding("lane.c", "1", "exchange"))
     await reread(made)
     fake.fail(status(500))
-    made.sync.found_missing("/", "lane.a")
+    made.scheduler.found_missing("/", "lane.a")
     assert made.waits()
     await reread(made)
     assert not made.waits()
@@ -346,16 +346,16 @@ async def test_while_nothing_can_be_read_it_gets_no_more_and_holds_nobody_up(
     assert made.entry.lanes == {B: "lane.b", C: "lane.c"}
     assert made.entry.changes[-1].why == "a publish was refused: no such exchange"
     # The next time no publish waits, as long as no reading succeeds.
-    made.sync.found_missing("/", "lane.c")
+    made.scheduler.found_missing("/", "lane.c")
     assert not made.waits()
     await eventually(lambda: made.weights() == {B: 2})
     # Something has to be left.
-    made.sync.found_missing("/", "lane.b")
-    await asyncio.gather(*made.sync._refreshes)
+    made.scheduler.found_missing("/", "lane.b")
+    await asyncio.gather(*made.scheduler._refreshes)
     assert made.weights() == {B: 2}
     fake.mend()
     clock.now += OVERLAY_TIME + 1
-    await made.sync._in_turn(X)
+    await made.scheduler._in_turn(X)
     assert made.weights() == {A: 1, B: 2, C: 1}
 
 
@@ -364,26 +364,26 @@ async def test_also_an_exchange_that_routes_by_itself(made: Made, fake: FakeMana
     fake.bindings["/", "x"].append(binding("plain", "1", "exchange"))
     await reread(made)
     fake.fail(status(500))
-    made.sync.found_missing("/", "plain")
+    made.scheduler.found_missing("/", "plain")
     await reread(made)
     assert made.weights() == {A: 1, B: 2}
 
 
 async def test_of_many_publishes_that_it_refuses_the_broker_tells_once(made: Made, fake: FakeManagement) -> None:
     for _ in range(1000):
-        made.sync.found_missing("/", "lane.a")
-    overlays = made.sync._updater.overlays
+        made.scheduler.found_missing("/", "lane.a")
+    overlays = made.reader.overlays
     assert (overlays.of(X).statement_count, overlays.of(("/", "lane.a")).statement_count) == (1, 0)
-    await made.sync.look_up(X, 10)
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {B: 2}
     # It is there again, and gone again.
-    made.sync.declared("/", ExchangeDeclared("lane.a", "fanout"))
-    made.sync.declared("/", BindingAdded("lane.a", A, ""))
-    made.sync.declared("/", BindingAdded("x", LANE_A, "1"))
-    await made.sync.look_up(X, 10)
+    made.scheduler.declared("/", ExchangeDeclared("lane.a", "fanout"))
+    made.scheduler.declared("/", BindingAdded("lane.a", A, ""))
+    made.scheduler.declared("/", BindingAdded("x", LANE_A, "1"))
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {A: 1, B: 2}
-    made.sync.found_missing("/", "lane.a")
-    await made.sync.look_up(X, 10)
+    made.scheduler.found_missing("/", "lane.a")
+    await made.scheduler.look_up(X, 10)
     assert made.weights() == {B: 2}
 
 
@@ -400,7 +400,7 @@ async def test_a_first_reading_looks_twice_at_a_lane_without_a_binding(fake: Fak
 
     fake.fail(lying, path)
     async with syncing(fake, settle_time=0.01) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (fake.count(path), fake.count(path.replace("lane.a", "lane.b"))) == (2, 1)
         assert made.weights() == ({A: 1, B: 2} if late else {B: 2})
 

@@ -86,19 +86,19 @@ async def test_a_node_of_another_cluster_is_never_believed(
     other.fail(body({"name": "elsewhere"}), "/api/cluster-name")
     other.fail(body([{"name": "/", "cluster_state": {"rabbit@elsewhere": "running"}}]), "/api/vhosts")
     async with syncing(fake, others=(other,)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
         fake.fail(status(503))
         for _ in range(3):
-            await made.sync.refresh(X, "test", {A})
-            await made.sync._again(X)
-            await made.sync.identity.watch()
-        assert (made.weights(), made.sync.identity.cluster) == ({A: 1}, "rabbit@fake")
-        assert "belongs to cluster 'elsewhere'" in made.sync.faults[X]
-        assert "belongs to cluster 'elsewhere'" in made.sync.identity.unreachable
+            await made.scheduler.refresh(X, "test", {A})
+            await made.scheduler._again(X)
+            await made.reader.identity.watch()
+        assert (made.weights(), made.reader.identity.cluster) == ({A: 1}, "rabbit@fake")
+        assert "belongs to cluster 'elsewhere'" in made.scheduler.faults[X]
+        assert "belongs to cluster 'elsewhere'" in made.reader.identity.unreachable
         fake.mend()
-        await made.sync._again(X)
-        assert made.sync.faults == {}
+        await made.scheduler._again(X)
+        assert made.scheduler.faults == {}
     assert "/api/exchanges/%2F/x" not in other.requests
     said = [line for line in warnings(caplog) if "is not asked" in line]
     assert said == [
@@ -115,10 +115,10 @@ async def test_a_cluster_that_was_renamed_meanwhile_is_known_by_its_nodes(
         node.fail(body(NODES), "/api/vhosts")
     other.fail(body({"name": "orders"}), "/api/cluster-name")
     async with syncing(fake, others=(other,)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.fail(status(503))
         other.exchange("x", binding("a"), binding("b"))
-        await made.sync._again(X)
+        await made.scheduler._again(X)
         assert made.weights() == {A: 1, B: 1}
 
 
@@ -130,7 +130,7 @@ async def test_a_name_and_the_nodes_of_two_clusters_are_never_taken_for_one(
     fake.fail(gate, "/api/vhosts")
     other.fail(body({"name": "elsewhere"}), "/api/cluster-name")
     async with syncing(fake, others=(other,)) as made:
-        asking = asyncio.create_task(made.sync.identity.watch())
+        asking = asyncio.create_task(made.reader.identity.watch())
         async with asyncio.timeout(10):
             while not gate.waiting:  # noqa: ASYNC110 - the server has no event for it
                 await asyncio.sleep(0.005)
@@ -138,7 +138,7 @@ async def test_a_name_and_the_nodes_of_two_clusters_are_never_taken_for_one(
         for transport in list(fake.transports):
             transport.close()
         await asking
-        assert made.sync.identity.cluster is None
-        assert "another node of management_url answers now" in made.sync.identity.unreachable
-        await made.sync.identity.watch()
-        assert made.sync.identity.cluster == "elsewhere"
+        assert made.reader.identity.cluster is None
+        assert "another node of management_url answers now" in made.reader.identity.unreachable
+        await made.reader.identity.watch()
+        assert made.reader.identity.cluster == "elsewhere"

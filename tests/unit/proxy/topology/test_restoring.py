@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.topology import sync as sync_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology.lookups import NotReadable, VhostAbsent
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import PassReason
@@ -17,7 +17,7 @@ from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
 async def keep(fake: FakeManagement, folder: Path) -> None:
     """What a sidecar that is gone has kept."""
     async with syncing(fake, cache=RingCache(folder)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
     await eventually(lambda: any(folder.glob("*.ring.json")))
 
 
@@ -30,14 +30,14 @@ async def test_a_look_up_that_fails_goes_by_what_was_kept(
     fake.exchange("x", binding("a"), binding("b"))
     fake.fail(fault)  # type: ignore[arg-type]
     async with syncing(fake, cache=RingCache(tmp_path)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (made.weights(), made.entry.restored, made.waits()) == ({A: 1}, True, False)
         assert made.router.clock() > made.entry.read_at
-        assert X in made.sync.faults
+        assert X in made.scheduler.faults
         # Its first good reading replaces it.
         fake.mend()
-        await made.sync._again(X)
-        assert (made.weights(), made.entry.restored, made.sync.faults) == ({A: 1, B: 1}, False, {})
+        await made.scheduler._again(X)
+        assert (made.weights(), made.entry.restored, made.scheduler.faults) == ({A: 1, B: 1}, False, {})
 
 
 async def test_a_look_up_that_shares_a_reading_in_turn_goes_by_what_that_has_restored(
@@ -47,7 +47,7 @@ async def test_a_look_up_that_shares_a_reading_in_turn_goes_by_what_that_has_res
     await keep(fake, tmp_path)
     fake.fail(status(503))
     async with syncing(fake, cache=RingCache(tmp_path), named=(X,)) as made:
-        await asyncio.gather(made.sync._in_turn(X), made.sync.look_up(X, 1))
+        await asyncio.gather(made.scheduler._in_turn(X), made.scheduler.look_up(X, 1))
         assert (made.weights(), made.entry.restored, made.waits()) == ({A: 1}, True, False)
 
 
@@ -57,13 +57,13 @@ async def test_a_removal_settles_as_with_any_stale_ring(fake: FakeManagement, cl
     fake.exchange("x", binding("a"))
     fake.fail(status(503))
     async with syncing(fake, cache=RingCache(tmp_path)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.mend()
-        await made.sync._again(X)
+        await made.scheduler._again(X)
         assert made.weights() == {A: 1, B: 1}
         for _ in range(6):
             clock.now += 1
-            await made.sync._again(X)
+            await made.scheduler._again(X)
         assert made.weights() == {A: 1}
 
 
@@ -74,7 +74,7 @@ async def test_an_answer_is_believed_and_not_the_file(fake: FakeManagement, cloc
     fake.delete("x")
     async with syncing(fake, cache=RingCache(tmp_path)) as made:
         with pytest.raises(VhostAbsent):
-            await made.sync.look_up(X, 10)
+            await made.scheduler.look_up(X, 10)
         assert not made.router.entries
 
 
@@ -82,23 +82,23 @@ async def test_an_answer_is_believed_and_not_the_file(fake: FakeManagement, cloc
 async def test_a_start_without_an_answer_restores_all_that_is_kept(
     fake: FakeManagement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: object
 ) -> None:
-    monkeypatch.setattr(sync_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(scheduler_module, "PATIENCE", 0.05)
     fake.exchange("x", binding("a"))
     fake.exchange("topics", type="topic")
     async with syncing(fake, cache=RingCache(tmp_path)) as made:
         for name in (X, ("/", "topics")):
-            await made.sync.look_up(name, 10)
+            await made.scheduler.look_up(name, 10)
     await eventually(lambda: len(list(tmp_path.glob("*.ring.json"))) == 2)
     fake.fail(fault)  # type: ignore[arg-type]
     async with syncing(fake, running=True, cache=RingCache(tmp_path)) as made:
         # Before its reading has failed, which with `silent` takes longer than this test may.
         async with asyncio.timeout(5):
-            await made.sync.look_up(X, 60)
+            await made.scheduler.look_up(X, 60)
         await eventually(lambda: len(made.router.entries) == 2)
         assert made.router.entries["/", "topics"].passed is PassReason.TYPE
         assert made.routes()
-        assert made.sync.identity.mismatch("rabbit@fake") == ""
-        assert made.sync.identity.mismatch("elsewhere")
+        assert made.reader.identity.mismatch("rabbit@fake") == ""
+        assert made.reader.identity.mismatch("elsewhere")
         fake.mend()
         if fault is not silent:
             await eventually(lambda: not any(entry.restored for entry in made.router.entries.values()))
@@ -114,17 +114,17 @@ async def test_what_was_kept_of_another_cluster_is_forgotten_once_the_api_says_i
         now.exchange("x", binding("b"))
         now.fail(status(503))
         async with syncing(now, cache=RingCache(tmp_path)) as made:
-            await made.sync.look_up(X, 10)
+            await made.scheduler.look_up(X, 10)
             assert made.weights() == {A: 1}
             now.mend()
             now.fail(body({"name": "elsewhere"}), "/api/cluster-name")
             now.fail(body([{"name": "/", "cluster_state": {"rabbit@elsewhere": "running"}}]), "/api/vhosts")
-            await made.sync._again(X)
+            await made.scheduler._again(X)
             # Nothing of it is left to settle, either.
             assert made.weights() == {B: 1}
             now.fail(status(503))
             with pytest.raises(NotReadable):
-                await made.sync.look_up(("/", "never"), 0.1)
+                await made.scheduler.look_up(("/", "never"), 0.1)
         # The file is written anew, for the cluster of now.
     assert any("belong to another cluster" in line for line in warnings(caplog))
 
@@ -138,9 +138,9 @@ async def test_a_cluster_that_is_known_is_not_mixed_with_another_s_files(
     fake.mend()
     fake.fail(body({"name": "elsewhere"}), "/api/cluster-name")
     async with syncing(fake, cache=RingCache(tmp_path)) as made:
-        await made.sync.identity.watch()
+        await made.reader.identity.watch()
         fake.fail(status(503))
         with pytest.raises(NotReadable):
-            await made.sync.look_up(X, 0.2)
+            await made.scheduler.look_up(X, 0.2)
         assert not made.router.entries
     assert any("belongs to cluster 'rabbit@fake', and is not used" in line for line in warnings(caplog))

@@ -11,11 +11,12 @@ import pytest
 
 from proxy.settings.patterns import Selection
 from proxy.topology import entry_builder
-from proxy.topology import sync as sync_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology.entry_builder import DEAD_LETTER_READS
 from proxy.topology.lookups import NotReadable
 from proxy.topology.management import Management
-from proxy.topology.sync import Sync
+from proxy.topology.reader import Reader
+from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
 from ring.ring import Ring
@@ -25,19 +26,19 @@ from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, syn
 
 
 def test_the_clock_of_the_tests_is_the_one_that_is_replaced() -> None:
-    assert vars(sync_module)["time"] is time
+    assert vars(scheduler_module)["time"] is time
 
 
 async def test_named_exchanges_are_read_from_the_start_and_stay(fake: FakeManagement) -> None:
     other = ("v", "y")
     fake.exchange("x", binding("a"))
     async with syncing(fake, running=True, interval=0.01, settle_time=0, named=(X, other)) as made:
-        await eventually(lambda: made.weights() == {A: 1} and other in made.sync.faults)
-        assert made.sync.pending() == [other]
+        await eventually(lambda: made.weights() == {A: 1} and other in made.scheduler.faults)
+        assert made.scheduler.pending() == [other]
         fake.vhosts.add("v")
         # Absent is an answer.
-        await eventually(lambda: not made.sync.pending())
-        assert made.sync.faults == {}
+        await eventually(lambda: not made.scheduler.pending())
+        assert made.scheduler.faults == {}
         fake.exchange("y", binding("b"), vhost="v")
         await eventually(lambda: made.weights(other) == {B: 1})
         fake.delete("y", "v")
@@ -50,7 +51,7 @@ async def test_bindings_are_read_again_by_themselves(fake: FakeManagement) -> No
     fake.exchange("x", binding("a"))
     # Named, since nobody publishes to it: it would be idle after 0.4 s.
     async with syncing(fake, running=True, interval=0.01, settle_time=0.01, named=(X,)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"), binding("b"))
         await eventually(lambda: made.weights() == {A: 1, B: 1})
         fake.exchange("x", binding("b"))
@@ -66,16 +67,16 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
         fake.exchange(exchange, binding("a"))
     async with syncing(fake, interval=1.0, named=(named,)) as made:
         for name in (X, used, named):
-            await made.sync.look_up(name, 10)
-        for _ in range(sync_module.IDLE_INTERVALS + 2):
+            await made.scheduler.look_up(name, 10)
+        for _ in range(scheduler_module.IDLE_INTERVALS + 2):
             clock.now += 1
             made.router.look(used)
             for name in (X, used, named):
                 # What an idle exchange's readings themselves do is no use of it.
-                await made.sync.refresh(name, "sync")
-            made.sync._forget_idle(clock.now)
+                await made.scheduler.refresh(name, "sync")
+            made.scheduler._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
-        assert set(made.sync._updater.tracked) == {used, named}
+        assert set(made.scheduler._tracked) == {used, named}
 
 
 async def test_the_sync_survives_what_nobody_expected(
@@ -85,15 +86,15 @@ async def test_the_sync_survives_what_nobody_expected(
     fake.exchange("x", binding("a"))
     async with syncing(fake, running=True, interval=0.01, named=(X,)) as made:
         await eventually(lambda: made.weights() == {A: 1})
-        for owner, method in ((Management, "exchange"), (Management, "cluster_name"), (Sync, "_forget_idle")):
+        for owner, method in ((Management, "exchange"), (Management, "cluster_name"), (Scheduler, "_forget_idle")):
             defect = Mock(side_effect=ZeroDivisionError("ours"))
             with monkeypatch.context() as patched:
                 patched.setattr(owner, method, defect)
                 await eventually(partial(lambda defect: defect.call_count > 2, defect))
-            good = made.sync.results["ok"]
-            await eventually(partial(lambda good: made.sync.results["ok"] > good, good))
+            good = made.reader.results["ok"]
+            await eventually(partial(lambda good: made.reader.results["ok"] > good, good))
         assert made.weights() == {A: 1}
-        assert made.sync.faults == {}
+        assert made.scheduler.faults == {}
     assert sum(r.exc_info is not None for r in caplog.records) >= 3
 
 
@@ -104,23 +105,16 @@ async def test_one_exchange_that_hangs_does_not_stop_publishes_to_others_from_be
     fake.fail(silent, "/api/exchanges/%2F/hanging")
     async with syncing(fake, running=True, named=(("/", "hanging"),)) as made:
         await eventually(lambda: fake.count("/hanging") > 0)
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
 
 
 async def test_stopping_ends_it(fake: FakeManagement) -> None:
     fake.fail(silent)
     async with Management([fake.url], 1) as api:
-        sync = Sync(
-            api,
-            Router(LONG, refuse_stale=False),
-            Selection(["*"], [], []),
-            interval=1,
-            settle_time=0,
-            on_dead_letter="pass",
-            named=[X],
-        )
-        task = asyncio.create_task(sync.run())
+        router = Router(LONG, refuse_stale=False)
+        reader = Reader(api, router, Selection(["*"], [], []), settle_time=0)
+        task = asyncio.create_task(Scheduler(reader, router, interval=1, named=[X]).run())
         await eventually(lambda: len(fake.requests) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -150,7 +144,7 @@ async def test_a_thousand_queues_are_built_while_the_loop_goes_on(
     fake.exchange("x", *(binding(f"q{i}") for i in range(1000)))
     async with syncing(fake) as made:
         ticker = asyncio.create_task(tick())
-        await made.sync.look_up(X, 60)
+        await made.scheduler.look_up(X, 60)
         ticker.cancel()
         before, after = at_build
         # A build takes seconds; had it held the loop, not one tick would have come.
@@ -165,7 +159,7 @@ async def test_the_old_ring_serves_while_the_new_one_is_built(
 ) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         building, done = threading.Event(), threading.Event()
         real_change = Ring.changed
 
@@ -176,7 +170,7 @@ async def test_the_old_ring_serves_while_the_new_one_is_built(
 
         monkeypatch.setattr(Ring, "changed", slowly)
         fake.exchange("x", binding("b"))
-        refresh = asyncio.create_task(made.sync.refresh(X, "test", {A}))
+        refresh = asyncio.create_task(made.scheduler.refresh(X, "test", {A}))
         await eventually(building.is_set)
         assert made.weights() == {A: 1}
         done.set()
@@ -189,12 +183,12 @@ async def test_an_internal_destination_that_is_only_leaving_still_passes(fake: F
     fake.exchange("inner", type="fanout", internal=True)
     reasons = []
     async with syncing(fake, settle_time=5) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"))
         for later in (1, 2.5, 2.5):
             clock.now += later
             reasons.append(made.entry.passed)
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
         reasons.append(made.entry.passed)
         assert reasons == [*[PassReason.INTERNAL_DESTINATION] * 3, None]
         assert made.weights() == {A: 1}
@@ -205,38 +199,38 @@ async def test_a_destination_that_cannot_be_read_is_not_taken_for_open(fake: Fak
     fake.fail(status(500), "/api/exchanges/%2F/inner")
     async with syncing(fake) as made:
         with pytest.raises(NotReadable, match="inner: 500"):
-            await made.sync.look_up(X, 0.2)
+            await made.scheduler.look_up(X, 0.2)
 
 
 async def test_the_last_good_ring_of_an_idle_exchange_outlives_the_api(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake, interval=1.0) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.fail(status(503))
-        for _ in range(sync_module.IDLE_INTERVALS + 2):
+        for _ in range(scheduler_module.IDLE_INTERVALS + 2):
             clock.now += 1
-            await made.sync._again(X, "sync")
-            made.sync._forget_idle(clock.now)
+            await made.scheduler._again(X, "sync")
+            made.scheduler._forget_idle(clock.now)
         assert made.weights() == {A: 1}
         fake.mend()
-        await made.sync._again(X, "sync")
-        made.sync._forget_idle(clock.now)
+        await made.scheduler._again(X, "sync")
+        made.scheduler._forget_idle(clock.now)
         assert dict(made.router.entries) == {}
 
 
 async def test_the_ring_of_an_idle_exchange_goes_with_its_virtual_host(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake, interval=1.0) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.vhosts.clear()
         fake.exchanges.clear()
-        for _ in range(sync_module.IDLE_INTERVALS - 2):
+        for _ in range(scheduler_module.IDLE_INTERVALS - 2):
             clock.now += 1
-            await made.sync._again(X, "sync")
-            made.sync._forget_idle(clock.now)
+            await made.scheduler._again(X, "sync")
+            made.scheduler._forget_idle(clock.now)
         assert made.weights() == {A: 1}
         clock.now += 4
-        made.sync._forget_idle(clock.now)
+        made.scheduler._forget_idle(clock.now)
         assert dict(made.router.entries) == {}
 
 
@@ -262,18 +256,18 @@ async def test_a_queue_whose_policies_do_not_show_yet_is_looked_at_with_every_re
     names = [f"q{i:02}" for i in range(DEAD_LETTER_READS + 3)]
     fake.exchange("x", *(binding(name) for name in names))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", *(binding(name) for name in [*names, "new"]))
         fake.queues["/", "new"] = {"effective_policy_definition": ...}
         for _ in range(3):
             clock.now += 1
             fake.requests.clear()
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
             assert fake.counted()["/api/queues/%2F/new"] == 1
         assert made.entry.passed is None
         fake.queues["/", "new"]["effective_policy_definition"] = {"dead-letter-exchange": "d"}
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert made.entry.passed is PassReason.DEAD_LETTER
 
 
@@ -285,9 +279,9 @@ async def test_a_failing_look_up_is_told_once_a_virtual_host_until_one_succeeds(
     async with syncing(fake) as made:
         for exchange in ("x", "y", "x"):
             with pytest.raises(NotReadable, match="401, a wrong user or password"):
-                await made.sync.look_up(("/", exchange), 0.1)
+                await made.scheduler.look_up(("/", exchange), 0.1)
         assert len(warnings(caplog)) == 1
-        assert made.sync.look_up_fault is not None
+        assert made.reader.look_up_fault is not None
         fake.mend()
-        await made.sync.look_up(X, 10)
-        assert made.sync.look_up_fault is None
+        await made.scheduler.look_up(X, 10)
+        assert made.reader.look_up_fault is None

@@ -45,9 +45,9 @@ async def test_nodes_of_a_cluster_without_a_name_are_one_cluster(
     fake.fail(body({"name": api}), "/api/cluster-name")
     fake.fail(body(NODES), "/api/vhosts")
     async with syncing(fake) as made:
-        await made.sync.identity.watch()
-        assert made.sync.identity.cluster == api
-        assert made.sync.identity.mismatch(broker) == (
+        await made.reader.identity.watch()
+        assert made.reader.identity.cluster == api
+        assert made.reader.identity.mismatch(broker) == (
             "" if same else f"the broker belongs to cluster {broker!r}, the management API to {api!r}"
         )
 
@@ -58,9 +58,9 @@ async def test_nodes_that_cannot_be_read_leave_the_name_unread(
 ) -> None:
     fake.fail(body(answer), "/api/vhosts")
     async with syncing(fake) as made:
-        await made.sync.identity.watch()
-        assert made.sync.identity.cluster is None
-        assert made.sync.identity.unreachable
+        await made.reader.identity.watch()
+        assert made.reader.identity.cluster is None
+        assert made.reader.identity.unreachable
 
 
 async def test_another_cluster_s_name_is_told(fake: FakeManagement, clock: Clock) -> None:
@@ -68,16 +68,16 @@ async def test_another_cluster_s_name_is_told(fake: FakeManagement, clock: Clock
     async with syncing(fake) as made:
         changed = Mock()
         made.router.on_change.append(changed)
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert changed.call_count == 2
-        await made.sync.identity.watch()
+        await made.reader.identity.watch()
         assert changed.call_count == 2
         fake.fail(body({"name": "other"}), "/api/cluster-name")
-        await made.sync.identity.watch()
+        await made.reader.identity.watch()
         assert changed.call_count == 3
         fake.fail(status(500), "/api/cluster-name")
-        await made.sync.identity.watch()
-        assert (changed.call_count, made.sync.identity.cluster) == (3, "other")
+        await made.reader.identity.watch()
+        assert (changed.call_count, made.reader.identity.cluster) == (3, "other")
 
 
 class Cluster:
@@ -109,7 +109,7 @@ async def test_a_renamed_cluster_is_the_same_for_connections_of_before(
 ) -> None:
     clock = hours(monkeypatch)
     async with syncing(fake) as made:
-        identity = made.sync.identity
+        identity = made.reader.identity
         cluster.is_now("rabbit@one", "rabbit@one", "rabbit@two")
         await identity.ask()
         told = clock.now
@@ -136,7 +136,7 @@ async def test_a_name_that_was_given_up_is_anothers_for_connections_of_later(
 ) -> None:
     clock = hours(monkeypatch)
     async with syncing(fake) as made:
-        identity = made.sync.identity
+        identity = made.reader.identity
         cluster.is_now("orders", "rabbit@one")
         await identity.ask()
         clock.now += 100
@@ -155,7 +155,7 @@ async def test_the_names_of_another_cluster_s_api_do_not_count(
 ) -> None:
     """It has other nodes: the management URL leads elsewhere."""
     async with syncing(fake) as made:
-        identity = made.sync.identity
+        identity = made.reader.identity
         cluster.is_now("blue", "rabbit@one")
         await identity.ask()
         cluster.is_now("green", "rabbit@two")
@@ -169,7 +169,7 @@ async def test_a_broker_that_was_renamed_before_the_api_was_asked_is_asked_for_o
 ) -> None:
     clock = hours(monkeypatch)
     async with syncing(fake) as made:
-        identity = made.sync.identity
+        identity = made.reader.identity
         cluster.is_now("before", "rabbit@one")
         await identity.ask()
         cluster.is_now("after", "rabbit@one")
@@ -192,7 +192,7 @@ async def test_questions_at_one_time_are_one(fake: FakeManagement) -> None:
     gate = Gate(fake)
     fake.fail(gate, "/api/cluster-name")
     async with syncing(fake) as made:
-        identity = made.sync.identity
+        identity = made.reader.identity
         tasks = [asyncio.create_task(identity.ask()) for _ in range(5)]
         await eventually(lambda: gate.waiting == 1)
         gate.open()
@@ -205,7 +205,7 @@ async def test_former_names_have_a_limit(fake: FakeManagement, cluster: Cluster)
     async with syncing(fake) as made:
         for n in range(MOST_FORMER + 10):
             cluster.is_now(f"c{n}", "rabbit@one")
-            await made.sync.identity.ask()
-        assert len(made.sync.identity._former) == MOST_FORMER
-        assert made.sync.identity.mismatch("c0", 0.0)
-        assert not made.sync.identity.mismatch(f"c{MOST_FORMER}", 0.0)
+            await made.reader.identity.ask()
+        assert len(made.reader.identity._former) == MOST_FORMER
+        assert made.reader.identity.mismatch("c0", 0.0)
+        assert not made.reader.identity.mismatch(f"c{MOST_FORMER}", 0.0)

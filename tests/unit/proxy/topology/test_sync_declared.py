@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxy.topology import overlay as overlay_module
-from proxy.topology import updater as updater_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology.bindings import CONSISTENT_HASH
 from proxy.topology.declarations import (
     BindingAdded,
@@ -64,28 +64,28 @@ async def test_the_next_publish_after_an_ok_waits_for_a_reading_and_what_that_do
     made_of = {"a": binding("a"), "b": binding("b"), "c": binding("c", "2"), "a7": binding("a", "7")}
     fake.exchange("x", *(made_of[name] for name in behind))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert not made.waits()
-        made.sync.declared("/", declaration)
+        made.scheduler.declared("/", declaration)
         assert made.waits()
         if not lags:
             fake.exchange("x", *(made_of[name] for name in there))
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert not made.waits()
         assert made.weights() == weights
         assert made.entry.bindings.weights == weights
         # It catches up.
         fake.exchange("x", *(made_of[name] for name in there))
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.weights() == weights
-        assert X not in made.sync._updater.overlays
+        assert X not in made.reader.overlays
         # From now on, what is done elsewhere shows.
         fake.exchange("x", *(made_of[name] for name in behind))
         for _ in range(3):
             clock.now += SETTLE / 2
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
         assert made.weights() == {A: 1, B: 1}
 
 
@@ -94,9 +94,9 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
 ) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingAdded("x", C, "1"))
-        made.sync.declared("/", BindingRemoved("x", A, "1"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingAdded("x", C, "1"))
+        made.scheduler.declared("/", BindingRemoved("x", A, "1"))
         laid_over, all_shown, settled = {B: 1, C: 1}, {A: 1, B: 1, C: 1}, {A: 1, B: 1}
         for later, weights in (
             (OVERLAY_TIME - 1, laid_over),
@@ -105,9 +105,9 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
             (SETTLE / 2, settled),
         ):
             clock.now += later
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
             assert made.weights() == weights
-        assert X not in made.sync._updater.overlays
+        assert X not in made.reader.overlays
 
 
 async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake: FakeManagement) -> None:
@@ -124,13 +124,13 @@ async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake:
         return await status(404)(request)
 
     async with syncing(fake) as made:
-        made.sync.declared("/", DECLARED)
-        made.sync.declared("/", BindingAdded("x", A, "1"))
+        made.scheduler.declared("/", DECLARED)
+        made.scheduler.declared("/", BindingAdded("x", A, "1"))
         fake.fail(catch_up, OF_X)
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (made.weights(), made.waits()) == ({A: 1}, False)
         assert readings == 2
-        assert made.sync.results == {"failed": 2, "ok": 1}
+        assert made.reader.results == {"failed": 2, "ok": 1}
 
 
 async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_says_so(
@@ -138,29 +138,29 @@ async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_
 ) -> None:
     fake.exchange("other")
     async with syncing(fake) as made:
-        made.sync.declared("/", DECLARED)
+        made.scheduler.declared("/", DECLARED)
         with pytest.raises(NotReadable, match="it was declared, and the management API does not show it yet"):
-            await made.sync.look_up(X, 0.1)
+            await made.scheduler.look_up(X, 0.1)
         # Somebody deleted it elsewhere.
         clock.now += OVERLAY_TIME + 1
         with pytest.raises(Absent):
-            await made.sync.look_up(X, 10)
-        assert (X in made.sync._updater.overlays, made.router.awaits_read_back(X)) == (False, False)
+            await made.scheduler.look_up(X, 10)
+        assert (X in made.reader.overlays, made.router.awaits_read_back(X)) == (False, False)
 
 
 async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", type="fanout")
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for declaration in (ExchangeDeleted("x"), DECLARED, BindingAdded("x", A, "1")):
-            made.sync.declared("/", declaration)
+            made.scheduler.declared("/", declaration)
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.waits()
-        assert "does not show it yet" in made.sync.faults[X]
+        assert "does not show it yet" in made.scheduler.faults[X]
         fake.exchange("x")
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
 
 
@@ -168,8 +168,8 @@ async def test_a_reading_under_way_when_the_ok_comes_is_not_enough(fake: FakeMan
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         gate, refresh = await refreshing(made, fake)
-        made.sync.declared("/", BindingAdded("x", B, "1"))
-        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
+        looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         fake.mend()
         gate.open()
         await refresh
@@ -186,16 +186,16 @@ async def test_a_first_reading_under_way_when_the_ok_comes_is_not_enough(fake: F
     gate = Gate(fake)
     fake.fail(gate, "/api/queues/%2F/a")
     async with syncing(fake) as made:
-        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         await eventually(lambda: gate.waiting == 1)
         # Its bindings are read already.
-        made.sync.declared("/", QueueDeleted("a"))
+        made.scheduler.declared("/", QueueDeleted("a"))
         fake.exchange("x", binding("b"))
         fake.mend()
         gate.open()
         await looking
         assert made.waits()
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (made.weights(), made.waits()) == ({B: 1}, False)
 
 
@@ -204,13 +204,13 @@ async def test_what_is_declared_during_a_first_reading_is_certain(fake: FakeMana
     gate = Gate(fake)
     fake.fail(gate, BINDINGS_OF_X)
     async with syncing(fake) as made:
-        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         await eventually(lambda: gate.waiting == 1)
-        made.sync.declared("/", BindingAdded("x", B, "1"))
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
         gate.open()
         await looking
         fake.fail(status(500))
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.waits()
 
 
@@ -218,18 +218,18 @@ async def test_a_queue_deleted_while_a_reading_that_shows_it_is_under_way(fake: 
     """It was bound by others, and is not known yet."""
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"), binding("b"))
         gate = Gate(fake)
         fake.fail(gate, "/api/queues/%2F/b")
-        refresh = asyncio.create_task(made.sync.refresh(X, "test"))
+        refresh = asyncio.create_task(made.scheduler.refresh(X, "test"))
         await eventually(lambda: gate.waiting == 1)
-        made.sync.declared("/", QueueDeleted("b"))
+        made.scheduler.declared("/", QueueDeleted("b"))
         fake.mend()
         gate.open()
         await refresh
         assert (made.weights(), made.waits()) == ({A: 1, B: 1}, True)
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (made.weights(), made.waits()) == ({A: 1}, False)
 
 
@@ -237,7 +237,7 @@ async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeMan
     """Whatever of it the readings show."""
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         steps: list[tuple[list[Declaration], dict[Destination, int]]] = [
             ([BindingRemoved("x", A, "1"), BindingAdded("x", A, "1")], {A: 1, B: 1}),
             ([BindingRemoved("x", A, "1"), BindingAdded("x", A, "5")], {A: 5, B: 1}),
@@ -247,39 +247,39 @@ async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeMan
         ]
         for declarations, weights in steps:
             for declaration in declarations:
-                made.sync.declared("/", declaration)
+                made.scheduler.declared("/", declaration)
             for shown in ([binding("a"), binding("b")], [binding("b")], [binding("c")]):
                 fake.exchange("x", *shown)
                 clock.now += 0.2
-                await made.sync.refresh(X, "test")
+                await made.scheduler.refresh(X, "test")
                 assert {d: w for d, w in (made.weights() or {}).items() if d != C} == weights
 
 
 async def test_of_two_bindings_to_a_queue_the_one_that_is_left_counts(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a", "1"), binding("a", "5"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingRemoved("x", A, "5"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingRemoved("x", A, "5"))
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
 
 
 async def test_a_declared_removal_need_not_settle_however_late_it_is_read(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingRemoved("x", A, "1"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingRemoved("x", A, "1"))
         fake.fail(status(500), "/api/queues/")
         fake.exchange("x", binding("b"))
         for _ in range(3):
             clock.now += OVERLAY_TIME + OVERLAY_KEPT
-            made.sync._forget_declared(clock.now)
-            await made.sync.refresh(X, "test")
+            made.scheduler._forget_declared(clock.now)
+            await made.scheduler.refresh(X, "test")
             assert made.weights() == {A: 1, B: 1}
         fake.mend()
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {B: 1}
 
 
@@ -288,41 +288,41 @@ async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_be
 ) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", ExchangeDeleted("x"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", ExchangeDeleted("x"))
         assert made.waits()
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (made.weights(), made.waits()) == ({A: 1, B: 1}, False)
         fake.delete("x")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert dict(made.router.entries) == {}
-        assert X not in made.sync._updater.overlays
+        assert X not in made.reader.overlays
 
 
 async def test_a_deleted_exchange_goes_from_the_rings_that_led_to_it(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("y", "1", "exchange"))
     fake.exchange("y", binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", ExchangeDeleted("y"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", ExchangeDeleted("y"))
         assert made.waits()
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
 
 
 async def test_a_return_outweighs_a_binding_that_was_declared(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingAdded("x", A, "1"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingAdded("x", A, "1"))
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1, B: 1}
         clock.now += 1
-        await made.sync.refresh(X, "a message was returned", {A})
+        await made.scheduler.refresh(X, "a message was returned", {A})
         assert made.weights() == {B: 1}
 
 
@@ -330,7 +330,7 @@ async def test_declarations_that_change_nothing_need_no_reading(fake: FakeManage
     """As of a program that connects again and declares all that it needs."""
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         entry = made.entry
         fake.requests.clear()
         for fault in (None, status(503)):
@@ -341,19 +341,19 @@ async def test_declarations_that_change_nothing_need_no_reading(fake: FakeManage
                 BindingAdded("x", B, "abc"),
                 BindingRemoved("x", C, "1"),
             ):
-                made.sync.declared("/", declaration)
+                made.scheduler.declared("/", declaration)
                 clock.now += 1
-                assert (made.waits(), X in made.sync._updater.overlays) == (False, False)
+                assert (made.waits(), X in made.reader.overlays) == (False, False)
         assert made.entry is entry
         assert fake.requests == []
-        made.sync.declared("/", DECLARED)
-        made.sync.declared("/", BindingAdded("x", A, "2"))
+        made.scheduler.declared("/", DECLARED)
+        made.scheduler.declared("/", BindingAdded("x", A, "2"))
         with pytest.raises(NotReadable, match="503"):
-            await made.sync.look_up(X, 0.2)
+            await made.scheduler.look_up(X, 0.2)
         assert made.waits()
         fake.mend()
         clock.now += 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 2, B: 1}
 
 
@@ -367,25 +367,25 @@ async def test_a_removal_that_a_reading_under_way_may_not_show_is_waited_for_onl
     """As exclusive queues go by the hundred, and a reading that hangs is under way all the time."""
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for fault, waits in ((None, True), (status(503), False)):
             if fault is not None:
                 fake.fail(fault)
                 clock.now += 1
-                await made.sync.refresh(X, "test")
-                assert made.sync.faults[X]
+                await made.scheduler.refresh(X, "test")
+                assert made.scheduler.faults[X]
             gate = Gate(fake)
             fake.fail(gate, BINDINGS_OF_X if fault is None else OF_X)
             clock.now += 1
-            reading = asyncio.create_task(made.sync._again(X))
+            reading = asyncio.create_task(made.scheduler._again(X))
             await eventually(functools.partial(_has_one, gate))
-            made.sync.declared("/", QueueDeleted("b"))
+            made.scheduler.declared("/", QueueDeleted("b"))
             assert made.waits() is waits
             fake.mend()
             gate.open()
             await reading
             clock.now += 1
-            await made.sync.look_up(X, 10)
+            await made.scheduler.look_up(X, 10)
 
 
 async def test_a_shadowed_exchange_is_read_again_soon_where_its_bindings_change(fake: FakeManagement) -> None:
@@ -393,7 +393,7 @@ async def test_a_shadowed_exchange_is_read_again_soon_where_its_bindings_change(
     async with syncing(fake, shadow=("x",), named=(X,), running=True) as made:
         await eventually(lambda: made.weights() == {A: 1})
         fake.exchange("x", binding("a"), binding("b"))
-        made.sync.declared("/", BindingAdded("x", B, "1"))
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
         assert not made.waits()
         await eventually(lambda: made.weights() == {A: 1, B: 1})
 
@@ -404,29 +404,29 @@ async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
 ) -> None:
     fake.exchange("x", binding("a"), **fields)
     async with syncing(fake, **settings) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for declaration in (BindingAdded("x", B, "1"), BindingRemoved("x", A, "1"), QueueDeleted("a")):
-            made.sync.declared("/", declaration)
-            assert (made.waits(), X in made.sync._updater.overlays) == (False, False)
-        made.sync.declared("/", ExchangeDeleted("x"))
+            made.scheduler.declared("/", declaration)
+            assert (made.waits(), X in made.reader.overlays) == (False, False)
+        made.scheduler.declared("/", ExchangeDeleted("x"))
         assert made.waits()
         # What is bound to its successor may count.
-        made.sync.declared("/", BindingAdded("x", B, "1"))
-        assert made.sync._updater.overlays.of(X).has_added(B)
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
+        assert made.reader.overlays.of(X).has_added(B)
 
 
 async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         changed = Mock()
         made.router.on_change.append(changed)
-        made.sync.declared("/", BindingAdded("", A, "a"))
-        made.sync.declared("v", QueueDeleted("a"))
-        made.sync.declared("v", BindingAdded("x", B, "1"))
+        made.scheduler.declared("/", BindingAdded("", A, "a"))
+        made.scheduler.declared("v", QueueDeleted("a"))
+        made.scheduler.declared("v", BindingAdded("x", B, "1"))
         # Nor does it matter to any route what is declared of an exchange that nobody publishes to.
         assert changed.call_count == 0
-        assert ("v", "x") in made.sync._updater.overlays
+        assert ("v", "x") in made.reader.overlays
         assert not made.waits()
 
 
@@ -434,22 +434,22 @@ async def test_a_program_that_binds_and_publishes_by_turns_is_not_slowed(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but the clock lets the later readings start."""
-    monkeypatch.setattr(updater_module, "MIN_REFRESH", LONG)
+    monkeypatch.setattr(scheduler_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for weight in "2345":
-            clock.now += updater_module.MIN_REFRESH_DECLARED
-            made.sync.declared("/", BindingAdded("x", A, weight))
-            await made.sync.look_up(X, 10)
+            clock.now += scheduler_module.MIN_REFRESH_DECLARED
+            made.scheduler.declared("/", BindingAdded("x", A, weight))
+            await made.scheduler.look_up(X, 10)
             assert made.weights() == {A: int(weight)}
-        monkeypatch.setattr(updater_module, "MIN_REFRESH_DECLARED", LONG)
-        made.sync.declared("/", BindingAdded("x", A, "6"))
+        monkeypatch.setattr(scheduler_module, "MIN_REFRESH_DECLARED", LONG)
+        made.scheduler.declared("/", BindingAdded("x", A, "6"))
         asked = fake.counted()[OF_X]
-        waiting = asyncio.create_task(made.sync.look_up(X, 10))
+        waiting = asyncio.create_task(made.scheduler.look_up(X, 10))
         # As long as a whole reading of another takes.
         with suppress(Absent):
-            await made.sync.look_up(("/", "other"), 10)
+            await made.scheduler.look_up(("/", "other"), 10)
         assert fake.counted()[OF_X] == asked
         waiting.cancel()
         with suppress(asyncio.CancelledError):
@@ -461,24 +461,24 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
 ) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingAdded("x", B, "1"))
-        made.sync.declared("/", BindingAdded("never", B, "1"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
+        made.scheduler.declared("/", BindingAdded("never", B, "1"))
         clock.now += OVERLAY_KEPT - 1
-        made.sync._forget_declared(clock.now)
-        assert ("/", "never") in made.sync._updater.overlays
+        made.scheduler._forget_declared(clock.now)
+        assert ("/", "never") in made.reader.overlays
         clock.now += 2
-        made.sync._forget_declared(clock.now)
-        assert ("/", "never") not in made.sync._updater.overlays
+        made.scheduler._forget_declared(clock.now)
+        assert ("/", "never") not in made.reader.overlays
         # The next reading of the other one needs what was said.
         assert made.waits()
-        assert X in made.sync._updater.overlays
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingAdded("x", B, "1"))
-        await made.sync.look_up(X, 10)
+        assert X in made.reader.overlays
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
+        await made.scheduler.look_up(X, 10)
         clock.now += OVERLAY_KEPT + 1
-        made.sync._forget_declared(clock.now)
-        assert X not in made.sync._updater.overlays
+        made.scheduler._forget_declared(clock.now)
+        assert X not in made.reader.overlays
         assert made.weights() is not None
 
 
@@ -487,9 +487,9 @@ async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement,
     async with syncing(fake) as made:
         for n in range(3000):
             clock.now += 0.1
-            made.sync.declared("/", BindingAdded("events", Destination("queue", f"q{n}"), "k"))
-            made.sync.declared("/", QueueDeleted(f"q{n}"))
-        assert made.sync._updater.overlays.of(("/", "events")).statement_count <= 2 * OVERLAY_KEPT / 0.1 + 2
+            made.scheduler.declared("/", BindingAdded("events", Destination("queue", f"q{n}"), "k"))
+            made.scheduler.declared("/", QueueDeleted(f"q{n}"))
+        assert made.reader.overlays.of(("/", "events")).statement_count <= 2 * OVERLAY_KEPT / 0.1 + 2
         assert not made.router._unread
 
 
@@ -501,10 +501,12 @@ async def test_nor_of_an_exchange_that_a_look_up_does_not_find(fake: FakeManagem
         gates = {name: Gate(fake) for name in names}
         for name, gate in gates.items():
             fake.fail(gate, f"/api/exchanges/%2F/{name[1]}")
-        looking = [asyncio.create_task(made.sync.look_up(name, 0.2 if ends == "too late" else 10)) for name in names]
+        looking = [
+            asyncio.create_task(made.scheduler.look_up(name, 0.2 if ends == "too late" else 10)) for name in names
+        ]
         await eventually(lambda: sum(gate.waiting for gate in gates.values()) == FIRST_AT_ONCE)
         fake.fail(status(500), "/api/exchanges/%2F")  # no list of exchanges
-        made.sync.declared("/", BindingAdded("lane", A, "k"))
+        made.scheduler.declared("/", BindingAdded("lane", A, "k"))
         assert made.router._unread.keys() == set(names)
         if ends == "before its turn":
             looking[-1].cancel()
@@ -514,7 +516,7 @@ async def test_nor_of_an_exchange_that_a_look_up_does_not_find(fake: FakeManagem
             gate.open()
         fake.mend()
         await asyncio.wait(looking)
-        await eventually(lambda: not made.sync._look_ups.under_way)
+        await eventually(lambda: not made.scheduler._look_ups.under_way)
         assert not made.router._unread
 
 
@@ -524,15 +526,15 @@ async def test_a_reading_that_lacks_what_was_declared_and_forgotten_is_not_belie
     monkeypatch.setattr(overlay_module, "MOST_STATEMENTS", 2)
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for n in range(3):
-            made.sync.declared("/", BindingAdded("x", Destination("queue", f"q{n}"), "1"))
-        await made.sync._again(X, "test")
-        assert "too many declarations" in made.sync.faults[X]
+            made.scheduler.declared("/", BindingAdded("x", Destination("queue", f"q{n}"), "1"))
+        await made.scheduler._again(X, "test")
+        assert "too many declarations" in made.scheduler.faults[X]
         assert made.waits()
         clock.now += OVERLAY_TIME + 1
         fake.exchange("x", binding("a"), binding("q0"), binding("q1"), binding("q2"))
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert not made.waits()
         assert len(made.weights() or {}) == 4
 
@@ -543,21 +545,21 @@ async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_
     """Its removal has settled meanwhile: it takes no sync interval and no settle time more."""
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingRemoved("x", B, "1"))
-        made.sync.declared("/", BindingAdded("x", B, "1"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingRemoved("x", B, "1"))
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
         said = clock.now
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         # Unbound elsewhere, at once: readings show it, and cannot tell it from what was before the declarations.
         fake.exchange("x", binding("a"))
         while clock.now < said + OVERLAY_TIME - 1:
             clock.now += 0.5
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
             assert made.weights() == {A: 1, B: 1}
-        due = made.sync._updater.tracked[X].due
+        due = made.scheduler._tracked[X].due
         assert due <= said + OVERLAY_TIME
         clock.now = said + OVERLAY_TIME + 0.001
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.weights() == {A: 1}
 
 
@@ -568,22 +570,22 @@ async def test_a_binding_to_what_came_back_counts_though_it_was_known_before(
     """A queue is deleted elsewhere, which a return shows, and is bound again before the reading for that is over."""
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         if not readable:
             fake.fail(status(503))
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
         fake.exchange("x", binding("a"))
         gate = Gate(fake)
         if readable:
             fake.fail(gate, BINDINGS_OF_X)
-        refresh = asyncio.create_task(made.sync.refresh(X, "a message was returned", {B}))
+        refresh = asyncio.create_task(made.scheduler.refresh(X, "a message was returned", {B}))
         await (eventually(lambda: gate.waiting == 1) if readable else refresh)
-        made.sync.declared("/", BindingAdded("x", B, "1"))
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
         assert made.waits() == readable
         fake.mend()
         gate.open()
         await refresh
         clock.now += 1
-        await made.sync.look_up(X, 10)
-        await made.sync.refresh(X, "test")
+        await made.scheduler.look_up(X, 10)
+        await made.scheduler.refresh(X, "test")
         assert made.weights() == {A: 1, B: 1}

@@ -36,7 +36,7 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
     caplog.set_level(logging.INFO, "proxy")
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         entry = made.entry
         caplog.clear()
         # So that every one of the lies has something to hide.
@@ -48,11 +48,11 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
         fake.fail(fault, where)
         for _ in range(3):
             clock.now += 10 * SETTLE
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
             assert made.entry is entry
         assert made.router.clock() - made.entry.read_at > 30 * SETTLE
-        assert made.sync.results == {"ok": 1, "failed": 3}
-        assert list(made.sync.faults) == [X]
+        assert made.reader.results == {"ok": 1, "failed": 3}
+        assert list(made.scheduler.faults) == [X]
         (told,) = caplog.messages
         assert told.startswith("cannot read exchange 'x' in virtual host '/': ")
         assert "its last good state, 20 s old, stays" in told
@@ -61,22 +61,22 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
         fake.mend()
         fake.exchange("x", binding("a"), binding("b"))
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert caplog.messages == ["exchange 'x' in virtual host '/' can be read again"]
-        assert made.sync.faults == {}
+        assert made.scheduler.faults == {}
         assert made.router.clock() - made.entry.read_at < 1
 
 
 async def test_an_empty_list_told_once_moves_nothing(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.fail(body([]), BINDINGS_OF_X)
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         fake.mend()
         clock.now += 10 * SETTLE
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert made.weights() == {A: 1, B: 1}
         assert len(made.entry.changes) == 1
 
@@ -88,21 +88,21 @@ async def test_a_management_api_that_is_gone_is_told_once_and_its_return_once(
     fake.exchange("x", binding("a"))
     fake.fail(status(503))
     async with syncing(fake, running=True, interval=0.02, named=(X,)) as made:
-        await eventually(lambda: made.sync.results["failed"] > 5 and fake.count("/cluster-name") > 5)
+        await eventually(lambda: made.reader.results["failed"] > 5 and fake.count("/cluster-name") > 5)
         assert sorted(warnings(caplog)) == [
             "cannot read exchange 'x' in virtual host '/': /api/cluster-name: 503",
             "the management API does not answer, so rings stay as they are: /api/cluster-name: 503",
         ]
-        assert made.sync.identity.unreachable == "/api/cluster-name: 503"
-        assert made.sync.identity.cluster != "rabbit@fake"
-        assert made.sync.pending() == [X]
+        assert made.reader.identity.unreachable == "/api/cluster-name: 503"
+        assert made.reader.identity.cluster != "rabbit@fake"
+        assert made.scheduler.pending() == [X]
         caplog.clear()
         fake.mend()
-        await eventually(lambda: made.weights() == {A: 1} and not made.sync.identity.unreachable)
-        seen = made.sync.results["ok"]
-        await eventually(lambda: made.sync.results["ok"] > seen + 3)
-        assert made.sync.identity.cluster == "rabbit@fake"
-        assert made.sync.pending() == []
+        await eventually(lambda: made.weights() == {A: 1} and not made.reader.identity.unreachable)
+        seen = made.reader.results["ok"]
+        await eventually(lambda: made.reader.results["ok"] > seen + 3)
+        assert made.reader.identity.cluster == "rabbit@fake"
+        assert made.scheduler.pending() == []
         assert caplog.messages.count("exchange 'x' in virtual host '/' can be read again") == 1
         assert caplog.messages.count("the management API answers") == 1
         assert warnings(caplog) == []
@@ -115,18 +115,18 @@ async def test_a_fault_of_another_kind_is_told_too(
         for code in (500, 500, 401, 401, 500):
             fake.fail(status(code))
             clock.now += 1
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
     assert [re.findall(r": (\d{3})", message)[0] for message in warnings(caplog)] == ["500", "401", "500"]
 
 
 async def test_retry_after_is_heeded(fake: FakeManagement, clock: Clock) -> None:
     async with syncing(fake, interval=1.0, named=(X,)) as made:
         fake.fail(status(429, headers={"Retry-After": "40"}))
-        await made.sync._again(X, "test")
-        assert made.sync._updater.tracked[X].due >= clock.now + 39
+        await made.scheduler._again(X, "test")
+        assert made.scheduler._tracked[X].due >= clock.now + 39
         fake.fail(status(500))
         clock.now += 1
         for _ in range(20):
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
             clock.now += 1
-        assert made.sync._updater.tracked[X].due <= clock.now + 1.0
+        assert made.scheduler._tracked[X].due <= clock.now + 1.0

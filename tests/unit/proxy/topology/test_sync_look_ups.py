@@ -20,7 +20,7 @@ async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -
     gate = Gate(fake)
     fake.fail(gate, OF_X)
     async with syncing(fake) as made:
-        callers = [asyncio.create_task(made.sync.look_up(X, 10)) for _ in range(100)]
+        callers = [asyncio.create_task(made.scheduler.look_up(X, 10)) for _ in range(100)]
         await eventually(lambda: gate.waiting > 0)
         gate.open()
         await asyncio.gather(*callers)
@@ -31,14 +31,14 @@ async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -
             BINDINGS_OF_X: 1,
             "/api/queues/%2F/a": 1,
         }
-        assert made.sync.results == {"ok": 1}
-        assert made.sync.identity.cluster == "rabbit@fake"
+        assert made.reader.results == {"ok": 1}
+        assert made.reader.identity.cluster == "rabbit@fake"
 
 
 async def test_all_who_look_up_share_the_tries_too(fake: FakeManagement) -> None:
     fake.fail(status(500))
     async with syncing(fake) as made:
-        answers = await asyncio.gather(*(made.sync.look_up(X, 0.6) for _ in range(100)), return_exceptions=True)
+        answers = await asyncio.gather(*(made.scheduler.look_up(X, 0.6) for _ in range(100)), return_exceptions=True)
         assert {type(answer) for answer in answers} == {NotReadable}
         assert {str(answer) for answer in answers} == {"/api/cluster-name: 500"}
         # Six would be one caller's.
@@ -49,7 +49,7 @@ async def test_a_look_up_is_tried_again_until_it_succeeds(fake: FakeManagement) 
     fake.exchange("x", binding("a"))
     fake.fail(status(500))
     async with syncing(fake) as made:
-        looking = asyncio.create_task(made.sync.look_up(X, 20))
+        looking = asyncio.create_task(made.scheduler.look_up(X, 20))
         await eventually(lambda: len(fake.requests) >= 3)
         assert not looking.done()
         fake.mend()
@@ -62,7 +62,7 @@ async def test_a_look_up_waits_as_long_as_the_api_asks(fake: FakeManagement) -> 
     async with syncing(fake) as made:
         for _ in range(3):
             with pytest.raises(NotReadable, match="429"):
-                await made.sync.look_up(X, 0.3)
+                await made.scheduler.look_up(X, 0.3)
         assert len(fake.requests) == 1
 
 
@@ -70,26 +70,26 @@ async def test_what_does_not_exist_is_absent(fake: FakeManagement, clock: Clock)
     fake.exchange("other")
     async with syncing(fake) as made:
         with pytest.raises(Absent, match="no exchange 'x' in virtual host '/'"):
-            await made.sync.look_up(X, 10)
+            await made.scheduler.look_up(X, 10)
         with pytest.raises(Absent, match="virtual host 'v'"):
-            await made.sync.look_up(("v", "x"), 10)
-        assert made.sync.results["absent"] == 1
+            await made.scheduler.look_up(("v", "x"), 10)
+        assert made.reader.results["absent"] == 1
         # Names that clients make up leave nothing behind.
-        assert (made.sync._updater.tracked, made.sync._look_ups.under_way, dict(made.router.entries)) == ({}, {}, {})
+        assert (made.scheduler._tracked, made.scheduler._look_ups.under_way, dict(made.router.entries)) == ({}, {}, {})
         fake.exchange("x", binding("a"))
         clock.now += LISTING_COUNTS
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
 
 
 async def test_a_known_exchange_whose_virtual_host_is_not_listed_is_not_absent(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.vhosts.clear()
         fake.delete("x")
         with pytest.raises(NotReadable, match="virtual host '/'"):
-            await made.sync.look_up(X, 0.3)
+            await made.scheduler.look_up(X, 0.3)
         assert made.weights() == {A: 1}
 
 
@@ -99,7 +99,7 @@ async def test_a_look_up_that_gets_no_answer_ends_in_time_and_the_reading_goes_o
     fake.fail(gate, OF_X)
     async with syncing(fake) as made:
         with pytest.raises(NotReadable, match="in time"):
-            await made.sync.look_up(X, 0.05)
+            await made.scheduler.look_up(X, 0.05)
         fake.mend()
         gate.open()
         await eventually(lambda: made.weights() == {A: 1})
@@ -110,8 +110,8 @@ async def test_nobody_waits_and_nobody_asks(fake: FakeManagement) -> None:
     fake.fail(status(500))
     async with syncing(fake) as made:
         with pytest.raises(NotReadable):
-            await made.sync.look_up(X, 0.05)
-        await eventually(lambda: not made.sync._look_ups.under_way)
+            await made.scheduler.look_up(X, 0.05)
+        await eventually(lambda: not made.scheduler._look_ups.under_way)
         assert len(fake.requests) < 5
 
 
@@ -120,7 +120,7 @@ async def test_a_caller_who_leaves_takes_nobody_along(fake: FakeManagement) -> N
     gate = Gate(fake)
     fake.fail(gate, OF_X)
     async with syncing(fake) as made:
-        leaving, staying = (asyncio.create_task(made.sync.look_up(X, 10)) for _ in range(2))
+        leaving, staying = (asyncio.create_task(made.scheduler.look_up(X, 10)) for _ in range(2))
         await eventually(lambda: gate.waiting > 0)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -134,7 +134,7 @@ async def test_a_caller_who_leaves_takes_nobody_along(fake: FakeManagement) -> N
 async def test_a_look_up_raises_nothing_else(fake: FakeManagement, name: Name) -> None:
     async with syncing(fake) as made:
         with pytest.raises((Absent, NotReadable)):
-            await made.sync.look_up(name, 0.2)
+            await made.scheduler.look_up(name, 0.2)
 
 
 async def test_a_defect_of_ours_is_not_readable_and_logged_with_its_place(
@@ -148,7 +148,7 @@ async def test_a_defect_of_ours_is_not_readable_and_logged_with_its_place(
     monkeypatch.setattr(Ring, "build", broken)
     async with syncing(fake) as made:
         with pytest.raises(NotReadable, match="ZeroDivisionError"):
-            await made.sync.look_up(X, 0.2)
+            await made.scheduler.look_up(X, 0.2)
     assert any(r.exc_info and r.exc_info[0] is ZeroDivisionError for r in caplog.records)
 
 
@@ -158,22 +158,22 @@ async def test_names_that_do_not_exist_share_an_answer(fake: FakeManagement, clo
     async with syncing(fake) as made:
         for n in range(50):
             with pytest.raises(Absent, match=f"no exchange 'absent{n}'"):
-                await made.sync.look_up(("/", f"absent{n}"), 10)
+                await made.scheduler.look_up(("/", f"absent{n}"), 10)
         assert fake.count("/api/exchanges/%2F") == 1
         assert sum("/absent" in path for path in fake.requests) == 1
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
         # Declared through this sidecar.
         fake.exchange("absent1", binding("b"))
-        made.sync.declared("/", ExchangeDeclared("absent1", CONSISTENT_HASH))
-        await made.sync.look_up(("/", "absent1"), 10)
+        made.scheduler.declared("/", ExchangeDeclared("absent1", CONSISTENT_HASH))
+        await made.scheduler.look_up(("/", "absent1"), 10)
         assert made.weights(("/", "absent1")) == {B: 1}
         # Declared elsewhere.
         fake.exchange("absent2", binding("b"))
         with pytest.raises(Absent):
-            await made.sync.look_up(("/", "absent2"), 10)
+            await made.scheduler.look_up(("/", "absent2"), 10)
         clock.now += LISTING_COUNTS
-        await made.sync.look_up(("/", "absent2"), 10)
+        await made.scheduler.look_up(("/", "absent2"), 10)
         assert made.weights(("/", "absent2")) == {B: 1}
 
 
@@ -181,7 +181,7 @@ async def test_a_virtual_host_that_does_not_exist_is_asked_for_once_a_while(fake
     async with syncing(fake) as made:
         for n in range(5):
             with pytest.raises(VhostAbsent):
-                await made.sync.look_up(("gone", f"x{n}"), 10)
+                await made.scheduler.look_up(("gone", f"x{n}"), 10)
         assert fake.count("/api/exchanges/gone") == 1
 
 
@@ -194,13 +194,13 @@ async def test_an_exchange_whose_bindings_cannot_be_asked_for_is_refused_at_once
     fake.exchange(name, binding("a"), type="fanout")
     async with syncing(fake) as made:
         fake.fail(body([{"name": "x", "type": "fanout"}, {"name": name, "type": "fanout"}]), "/api/exchanges/%2F")
-        await made.sync.look_up(("/", name), 10)
+        await made.scheduler.look_up(("/", name), 10)
         assert made.router.entries["/", name].passed is PassReason.TYPE
     fake.mend()
     async with syncing(fake) as made:
         fake.fail(body([{"name": name, "type": CONSISTENT_HASH}]), "/api/exchanges/%2F")
         with pytest.raises(NotReadable, match="cannot be asked"):
-            await made.sync.look_up(("/", name), 1000)
+            await made.scheduler.look_up(("/", name), 1000)
         with pytest.raises(NotReadable, match="cannot be asked"):
-            await made.sync.look_up((name, "x"), 1000)
+            await made.scheduler.look_up((name, "x"), 1000)
     assert all("/./" not in path and "/../" not in path for path in fake.requests)

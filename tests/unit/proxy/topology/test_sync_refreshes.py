@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from proxy.topology import sync as sync_module
-from proxy.topology import updater as updater_module
+from proxy.topology import scheduler as scheduler_module
 from proxy.topology.lookups import Absent
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
@@ -18,51 +17,51 @@ async def test_refreshes_at_one_time_share_a_reading_that_started_after_them(fak
     async with syncing(fake) as made:
         gate, first = await refreshing(made, fake)
         # Too late for the reading under way, which may not show what they know of.
-        later = [asyncio.create_task(made.sync.refresh(X, "later", {A})) for _ in range(50)]
+        later = [asyncio.create_task(made.scheduler.refresh(X, "later", {A})) for _ in range(50)]
         await asyncio.sleep(0)
         fake.mend()
         gate.open()
         fake.requests.clear()
         await asyncio.gather(first, *later)
         assert fake.counted()[BINDINGS_OF_X] == 1
-        assert made.sync.results == {"ok": 3}
+        assert made.reader.results == {"ok": 3}
 
 
 async def test_refreshes_share_a_reading_that_fails(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         gate, first = await refreshing(made, fake)
-        later = [asyncio.create_task(made.sync.refresh(X, "later", {A})) for _ in range(50)]
+        later = [asyncio.create_task(made.scheduler.refresh(X, "later", {A})) for _ in range(50)]
         await asyncio.sleep(0)
         fake.fail(status(500))
         gate.open()
         await asyncio.gather(first, *later)
-        assert made.sync.results["failed"] <= 2
-        assert made.sync._updater.tracked[X].failures <= 2
+        assert made.reader.results["failed"] <= 2
+        assert made.scheduler._tracked[X].failures <= 2
 
 
 async def test_readings_of_one_exchange_keep_a_distance(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they fail. Nothing but the clock lets the second one start."""
-    monkeypatch.setattr(updater_module, "MIN_REFRESH", LONG)
+    monkeypatch.setattr(scheduler_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
     for fault in (None, status(500)):
         async with syncing(fake, named=(X,)) as made:
             if fault:
                 fake.fail(fault, OF_X)
-            await made.sync._again(X)
+            await made.scheduler._again(X)
             asked = fake.counted()[OF_X]
-            waiting = asyncio.create_task(made.sync._again(X))
+            waiting = asyncio.create_task(made.scheduler._again(X))
             # As long as a whole reading of another takes.
             with suppress(Absent):
-                await made.sync.look_up(("/", "other"), 10)
+                await made.scheduler.look_up(("/", "other"), 10)
             assert fake.counted()[OF_X] == asked
             waiting.cancel()
             with suppress(asyncio.CancelledError):
                 await waiting
             clock.now += LONG
-            await made.sync._again(X)
+            await made.scheduler._again(X)
             assert fake.counted()[OF_X] == asked + 1
 
 
@@ -70,23 +69,23 @@ async def test_an_exchange_whose_last_reading_failed_is_not_waited_for(fake: Fak
     """Whichever queue a message came back from: a reading that hangs takes its whole time-out."""
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.fail(status(503))
         clock.now += 1
-        await made.sync.refresh(X, "test", {A})
+        await made.scheduler.refresh(X, "test", {A})
         failed = len(fake.requests)
         gate = Gate(fake)
         fake.fail(gate)
         for gone in (A, B):
             clock.now += 1
             async with asyncio.timeout(10):
-                await made.sync.refresh(X, "test", {gone})
+                await made.scheduler.refresh(X, "test", {gone})
         assert (len(fake.requests), gate.waiting) == (failed, 0)
         # What they told counts for the reading that succeeds.
         fake.mend()
         fake.exchange("x", binding("b"))
         clock.now += 1
-        await made.sync._again(X)
+        await made.scheduler._again(X)
         assert made.weights() == {B: 1}
 
 
@@ -99,27 +98,27 @@ async def test_a_caller_that_gives_up_leaves_the_reading_to_find_its_fault(fake:
             await waiting
         fake.fail(status(503))
         gate.open()
-        await eventually(lambda: not made.sync._refreshes)
-        assert "503" in made.sync.faults[X]
+        await eventually(lambda: not made.scheduler._refreshes)
+        assert "503" in made.scheduler.faults[X]
 
 
 async def test_an_exchange_that_nobody_waits_for_is_read_once_at_a_time(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_module, "WANTED_EVERY", 0.05)
-    monkeypatch.setattr(sync_module, "MOST_WANTED", 2)
+    monkeypatch.setattr(scheduler_module, "WANTED_EVERY", 0.05)
+    monkeypatch.setattr(scheduler_module, "MOST_WANTED", 2)
     gate = Gate(fake)
     fake.fail(gate)
     async with syncing(fake) as made:
         for name in ("one", "two", "three", "one"):
-            made.sync.want(("/", name))
-        assert sorted(name for _, name in made.sync._wanted) == ["one", "two"]
+            made.scheduler.want(("/", name))
+        assert sorted(name for _, name in made.scheduler._wanted) == ["one", "two"]
         fake.mend()
         gate.open()
-        await eventually(lambda: not made.sync._wanted)
+        await eventually(lambda: not made.scheduler._wanted)
         fake.exchange("x", binding("a"))
         clock.now += 10
-        made.sync.want(X)
+        made.scheduler.want(X)
         await eventually(lambda: made.weights() == {A: 1})
 
 
@@ -128,7 +127,7 @@ async def test_a_ring_is_as_old_as_the_start_of_its_reading(fake: FakeManagement
     gate = Gate(fake)
     fake.fail(gate, BINDINGS_OF_X)
     async with syncing(fake) as made:
-        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         await eventually(lambda: gate.waiting == 1)
         clock.now += 50
         gate.open()
@@ -138,7 +137,7 @@ async def test_a_ring_is_as_old_as_the_start_of_its_reading(fake: FakeManagement
 
 async def test_a_refresh_of_what_is_not_known_asks_nothing(fake: FakeManagement) -> None:
     async with syncing(fake) as made:
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert fake.requests == []
 
 
@@ -146,7 +145,7 @@ async def test_a_refresh_that_is_cancelled_leaves_the_exchange_readable(fake: Fa
     fake.exchange("x", binding("a"))
     async with syncing(fake, answer_within=2.0) as made:
         _, cancelled = await refreshing(made, fake)
-        waiting = asyncio.create_task(made.sync.refresh(X, "test"))
+        waiting = asyncio.create_task(made.scheduler.refresh(X, "test"))
         await asyncio.sleep(0)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):

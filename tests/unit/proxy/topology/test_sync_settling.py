@@ -17,7 +17,7 @@ from tests.unit.proxy.topology.syncing import SETTLE, A, B, C, Clock, X, syncing
 async def test_additions_and_weights_at_once_removals_after_the_settle_time(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         steps: list[tuple[float, list[dict[str, Any]], dict[Destination, int]]] = [
             (1, [binding("a"), binding("b"), binding("c")], {A: 1, B: 1, C: 1}),
             (1, [binding("a", "4"), binding("b"), binding("c")], {A: 4, B: 1, C: 1}),
@@ -32,43 +32,43 @@ async def test_additions_and_weights_at_once_removals_after_the_settle_time(fake
         for i, (later, bindings, weights) in enumerate(steps):
             clock.now += later
             fake.exchange("x", *bindings)
-            await made.sync.refresh(X, f"step {i}")
+            await made.scheduler.refresh(X, f"step {i}")
             assert made.weights() == weights, i
         assert [change.why for change in made.entry.changes] == ["first use", "step 0", "step 1", "step 4", "step 6"]
-        assert made.sync.changes[X] == 5
-        assert made.sync.moved[X] == pytest.approx(sum(change.moved for change in made.entry.changes))
+        assert made.reader.changes[X] == 5
+        assert made.reader.moved[X] == pytest.approx(sum(change.moved for change in made.entry.changes))
 
 
 async def test_a_vouched_removal_counts_at_once_and_once(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"), binding("c"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"))
         clock.now += 1
-        await made.sync.refresh(X, "a message was returned", {B})
+        await made.scheduler.refresh(X, "a message was returned", {B})
         assert made.weights() == {A: 1, C: 1}
         assert made.entry.changes[-1].why == "a message was returned"
         fake.exchange("x", binding("a"), binding("b"), binding("c"))
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         fake.exchange("x", binding("a"), binding("c"))
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert made.weights() == {A: 1, B: 1, C: 1}, "confirmed once, removed twice"
 
 
 async def test_a_voucher_outlives_a_reading_that_fails(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"))
         fake.fail(status(500))
         clock.now += 1
-        await made.sync.refresh(X, "test", {B})
+        await made.scheduler.refresh(X, "test", {B})
         assert made.weights() == {A: 1, B: 1}
         fake.mend()
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert made.weights() == {A: 1}
 
 
@@ -77,36 +77,36 @@ async def test_a_settled_removal_takes_effect_without_waiting_for_the_interval(f
     async with syncing(fake, running=True, settle_time=0.05, named=(X,)) as made:
         await eventually(lambda: made.weights() is not None)
         fake.exchange("x", binding("a"))
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         await eventually(lambda: made.weights() == {A: 1})
 
 
 async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.delete("x")
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert made.weights() == {A: 1, B: 1}
         assert made.routes()
         for _ in range(2):
             assert X in made.router.entries
             clock.now += SETTLE / 2
-            await made.sync._again(X, "test")
-        assert (dict(made.router.entries), made.sync._updater.tracked) == ({}, {})
-        assert made.sync.results["absent"] == 1
+            await made.scheduler._again(X, "test")
+        assert (dict(made.router.entries), made.scheduler._tracked) == ({}, {})
+        assert made.reader.results["absent"] == 1
         with pytest.raises(Absent):
-            await made.sync.look_up(X, 10)
+            await made.scheduler.look_up(X, 10)
 
 
 async def test_of_a_deleted_exchange_what_is_vouched_for_goes_at_once(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.delete("x")
         clock.now += 1
-        await made.sync.refresh(X, "a message was returned", {A})
+        await made.scheduler.refresh(X, "a message was returned", {A})
         assert made.weights() == {B: 1}
         assert made.entry.exchange_type == CONSISTENT_HASH
 
@@ -114,30 +114,30 @@ async def test_of_a_deleted_exchange_what_is_vouched_for_goes_at_once(fake: Fake
 async def test_a_deleted_exchange_that_comes_back_in_time_moves_nothing(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         ring = made.entry.known
         fake.delete("x")
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         fake.exchange("x", binding("a"), binding("b"))
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         clock.now += SETTLE
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert made.entry.known is ring
 
 
 async def test_no_bindings_left_settle_too(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x")
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         for _ in range(2):
             assert made.weights() == {A: 1}
             clock.now += SETTLE / 2
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
         assert (made.weights(), made.entry.passed) == (None, PassReason.NO_BINDINGS)
 
 
@@ -145,20 +145,20 @@ async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: Fa
     """What was there meanwhile nobody saw."""
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x")
         for fails in (False, False, True, False, False):
             clock.now += SETTLE / 2
             if fails:
                 fake.fail(status(500), "/api/exchanges/%2F/x/")
-            await made.sync._again(X, "test")
+            await made.scheduler._again(X, "test")
             fake.mend()
             assert made.weights() == {A: 1}
-        assert made.sync.results["failed"] == 1
+        assert made.reader.results["failed"] == 1
         fake.exchange("x", binding("a"))
         clock.now += SETTLE / 2
-        await made.sync._again(X, "test")
-        assert (made.weights(), made.sync._updater.tracked[X].in_force.missing) == ({A: 1}, {})
+        await made.scheduler._again(X, "test")
+        assert (made.weights(), made.scheduler._tracked[X].state.in_force.missing) == ({A: 1}, {})
 
 
 async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_there(
@@ -168,12 +168,12 @@ async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_the
     fake.exchange("x", binding("a"))
     fake.fail(status(500), "/api/queues/%2F/a")
     async with syncing(fake, named=(X,)) as made:
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         fake.delete("x")
         clock.now += 1
-        await made.sync._again(X, "test")
+        await made.scheduler._again(X, "test")
         assert dict(made.router.entries) == {}
-        assert (made.sync.results, made.sync.faults) == ({"failed": 1, "absent": 1}, {})
+        assert (made.reader.results, made.scheduler.faults) == ({"failed": 1, "absent": 1}, {})
 
 
 async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_before(
@@ -183,15 +183,15 @@ async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_befo
     fake.exchange("x", binding("a"), binding("b"), vhost="v")
     name = ("v", "x")
     async with syncing(fake) as made:
-        await made.sync.look_up(name, 10)
-        made.sync.declared("v", BindingAdded("x", C, "1"))
+        await made.scheduler.look_up(name, 10)
+        made.scheduler.declared("v", BindingAdded("x", C, "1"))
         fake.delete("x", "v")
         fake.vhosts.remove("v")
-        await made.sync._again(name)
+        await made.scheduler._again(name)
         assert isinstance(made.router.look(name), Unread)
-        assert name not in made.sync._updater.overlays
+        assert name not in made.reader.overlays
         fake.exchange("x", binding("b"), vhost="v")
-        await made.sync.look_up(name, 10)
+        await made.scheduler.look_up(name, 10)
         assert made.weights(name) == {B: 1}
 
 
@@ -201,10 +201,10 @@ async def test_a_virtual_host_out_of_the_user_s_sight_keeps_its_last_good_ring(
     fake.exchange("x", binding("a"), vhost="v")
     name = ("v", "x")
     async with syncing(fake) as made:
-        await made.sync.look_up(name, 10)
+        await made.scheduler.look_up(name, 10)
         fake.delete("x", "v")
         fake.vhosts.remove("v")
         for _ in range(3):
-            await made.sync._again(name)
-            await made.sync.look_up(name, 10)
+            await made.scheduler._again(name)
+            await made.scheduler.look_up(name, 10)
             assert made.routes(name)

@@ -47,7 +47,7 @@ async def test_what_route_names_leads_to_its_rings(fake: FakeManagement, kind: s
     fake.exchange("x", to_ring("a"), to_ring("b", "not named"), binding("q", "c"), type=kind)
     fake.exchange("not named", type="topic")
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.entry.upstream is not None
         assert made.entry.upstream.rings == {RING}
         assert made.entry.passed is (PassReason.OVERLAP if kind == "fanout" else None)
@@ -62,7 +62,7 @@ async def test_what_is_no_upstream_exchange(
 ) -> None:
     fake.exchange("x", to_ring("a.#"), type=kind)
     async with syncing(fake, route=route, shadow=shadow) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert (made.entry.upstream, made.entry.passed) == (None, PassReason.TYPE)
     assert fake.count("/x/bindings/source") == 0
 
@@ -73,7 +73,7 @@ async def test_an_exchange_behind_without_a_ring_in_use(
 ) -> None:
     fake.exchange("ring", binding("a"), type=kind)
     async with syncing(fake, route=ROUTE, shadow=shadow) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.entry.passed is PassReason.NO_RING
 
 
@@ -81,14 +81,14 @@ async def test_an_added_binding_counts_at_once_and_a_removed_one_once_it_stays_a
     fake: FakeManagement, clock: Clock
 ) -> None:
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", to_ring("a.#"), to_ring("b"), type="topic")
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert keys(made) == ["a.#", "b"]
         fake.exchange("x", to_ring("b"), type="topic")
         for wait, expected in ((1, ["a.#", "b"]), (SETTLE / 2, ["a.#", "b"]), (SETTLE / 2, ["b"])):
             clock.now += wait
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
             assert keys(made) == expected
 
 
@@ -98,28 +98,28 @@ async def test_a_binding_that_conflicts_counts_until_its_removal_has_settled(
     """A queue that is still bound gets its copies."""
     fake.exchange("x", to_ring("a.#"), binding("audit", "#"), type="topic")
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.entry.passed is PassReason.OVERLAP
         assert "exchange 'ring' with 'a.#' and queue 'audit' with '#'" in warnings(caplog)[-1]
         fake.exchange("x", to_ring("a.#"), type="topic")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.entry.passed is PassReason.OVERLAP
         for _ in range(3):
             clock.now += SETTLE / 2
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
         assert made.entry.passed is None
 
 
 async def test_a_failed_reading_changes_nothing(fake: FakeManagement, clock: Clock) -> None:
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         before = made.entry
         for path in ("/api/exchanges/%2F/x/", "/api/exchanges/%2F/ring"):
             fake.fail(status(500), path)
             clock.now += 1
-            await made.sync._again(X)
-            assert X in made.sync.faults
+            await made.scheduler._again(X)
+            assert X in made.scheduler.faults
             assert made.entry is before
             fake.mend()
 
@@ -129,17 +129,17 @@ async def test_what_a_client_declares_counts_though_it_does_not_show(
     fake: FakeManagement, clock: Clock, kept: bool
 ) -> None:
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingAdded("x", RING, "b"))
-        made.sync.declared("/", BindingRemoved("x", RING, "a.#"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingAdded("x", RING, "b"))
+        made.scheduler.declared("/", BindingRemoved("x", RING, "a.#"))
         assert made.waits()
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert keys(made) == ["b"]
-        made.sync.declared("/", BindingAdded("x", RING, "b"))  # again: nothing is read for that
+        made.scheduler.declared("/", BindingAdded("x", RING, "b"))  # again: nothing is read for that
         if kept:
             fake.exchange("x", to_ring("b"), type="topic")
         clock.now += 11
-        await made.sync._again(X)
+        await made.scheduler._again(X)
         assert keys(made) == (["b"] if kept else ["a.#", "b"])
 
 
@@ -156,10 +156,10 @@ async def test_other_declarations(fake: FakeManagement, declaration: Any, expect
     if expected is None:
         fake.exchange("x", to_ring("a.#"), binding("audit", "#"), type="topic")
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", declaration)
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", declaration)
         assert made.waits()
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.entry.passed is expected
 
 
@@ -168,25 +168,25 @@ async def test_an_unbind_without_arguments_hides_no_binding_with_arguments(fake:
     audit = Destination("queue", "audit")
     fake.exchange("x", to_ring("a.#"), {**binding("audit", "#"), "arguments": {"a": 1}}, type="topic")
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingRemoved("x", audit, "#"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingRemoved("x", audit, "#"))
         assert made.waits()
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         for _ in range(3):
             assert made.entry.passed is PassReason.OVERLAP
             clock.now += 5
-            await made.sync._again(X)
-        made.sync.declared("/", QueueDeleted("audit"))
-        await made.sync.look_up(X, 10)
+            await made.scheduler._again(X)
+        made.scheduler.declared("/", QueueDeleted("audit"))
+        await made.scheduler.look_up(X, 10)
         assert made.entry.passed is None, "the queue's deletion hides every binding to it"
 
 
 async def test_a_binding_with_arguments_counts_though_it_does_not_show(fake: FakeManagement) -> None:
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", BindingAdded("x", Destination("queue", "audit"), "#", plain=False))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", BindingAdded("x", Destination("queue", "audit"), "#", plain=False))
         assert made.waits()
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.entry.passed is PassReason.OVERLAP
 
 
@@ -194,13 +194,13 @@ async def test_a_ring_behind_that_was_just_declared_and_does_not_show(fake: Fake
     fake.exchange("x", type="topic")
     fake.delete("ring")
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
-        made.sync.declared("/", ExchangeDeclared("ring", "x-consistent-hash"))
-        made.sync.declared("/", BindingAdded("x", RING, "a.#"))
+        await made.scheduler.look_up(X, 10)
+        made.scheduler.declared("/", ExchangeDeclared("ring", "x-consistent-hash"))
+        made.scheduler.declared("/", BindingAdded("x", RING, "a.#"))
         with pytest.raises(NotReadable, match="'ring' was declared and does not show yet"):
-            await made.sync.look_up(X, 0.3)
+            await made.scheduler.look_up(X, 0.3)
         fake.exchange("ring")
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert keys(made) == ["a.#"]
 
 
@@ -208,43 +208,43 @@ async def test_a_ring_behind_that_does_not_show_is_not_passed(fake: FakeManageme
     async with syncing(fake, route=ROUTE) as made:
         fake.fail(status(404), "/api/exchanges/%2F/ring")
         with pytest.raises(NotReadable, match="'ring' has a binding and does not show"):
-            await made.sync.look_up(X, 0.3)
+            await made.scheduler.look_up(X, 0.3)
         fake.mend()
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.fail(status(404), "/api/exchanges/%2F/ring")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.entry.passed is None
 
 
 async def test_an_upstream_exchange_that_is_gone_or_has_another_type(fake: FakeManagement, clock: Clock) -> None:
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("b", "7"))
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert made.entry.upstream is None
         assert made.weights() == {Destination("queue", "b"): 7}
         fake.exchange("x", to_ring("c"), type="direct")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert (keys(made), made.weights()) == (["c"], None)
         fake.delete("x")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.scheduler.refresh(X, "test")
         assert keys(made) == ["c"], "not before it has settled"
         for _ in range(3):
             clock.now += SETTLE / 2
-            await made.sync.refresh(X, "test")
+            await made.scheduler.refresh(X, "test")
         assert isinstance(made.router.look(X), Unread)
         with pytest.raises(Absent):
-            await made.sync.look_up(X, 10)
+            await made.scheduler.look_up(X, 10)
 
 
 async def test_more_exchanges_behind_than_are_asked_for(fake: FakeManagement) -> None:
     fake.exchange("x", *(to_ring(f"a.{n}", f"ring {n}") for n in range(MOST_BEHIND + 1)), type="topic")
     async with syncing(fake, route=ROUTE) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
         assert made.entry.passed is PassReason.OVERLAP
     assert not any("ring%20" in path for path in fake.requests)
 
@@ -252,15 +252,15 @@ async def test_more_exchanges_behind_than_are_asked_for(fake: FakeManagement) ->
 async def test_nothing_is_kept_on_disk(fake: FakeManagement, tmp_path: Path) -> None:
     """A start without the management API refuses its publishes: natively their keys would go elsewhere."""
     async with syncing(fake, cache=RingCache(tmp_path)) as made:
-        await made.sync.look_up(X, 10)  # not named, so it is kept as an exchange of another type
-        await made.sync.look_up(("/", "ring"), 10)
+        await made.scheduler.look_up(X, 10)  # not named, so it is kept as an exchange of another type
+        await made.scheduler.look_up(("/", "ring"), 10)
     await eventually(lambda: len(list(tmp_path.glob("*.ring.json"))) == 2)
     fake.fail(status(503))
     async with syncing(fake, route=ROUTE, cache=RingCache(tmp_path)) as made:
-        await made.sync.look_up(("/", "ring"), 10)
+        await made.scheduler.look_up(("/", "ring"), 10)
         with pytest.raises(NotReadable):
-            await made.sync.look_up(X, 0.3)
+            await made.scheduler.look_up(X, 0.3)
     fake.mend()
     async with syncing(fake, route=ROUTE, cache=RingCache(tmp_path)) as made:
-        await made.sync.look_up(X, 10)
+        await made.scheduler.look_up(X, 10)
     await eventually(lambda: len(list(tmp_path.glob("*.ring.json"))) == 1)

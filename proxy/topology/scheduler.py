@@ -1,17 +1,18 @@
-"""Keep the router's table up to date: decide when each exchange is read, in turn and on demand."""
+"""Decide when each exchange is read: in turn, at its first publish, after a declaration or a returned message."""
 
 import asyncio
 import functools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from proxy.settings.config import OnDeadLetter
-from proxy.settings.patterns import Mode, Selection
-from proxy.topology.bindings import TopologyError
+from proxy.settings.patterns import Mode
+from proxy.topology.bindings import RING_TYPES, TopologyError
+from proxy.topology.cluster import ASK_DISTANCE
 from proxy.topology.declarations import (
     BindingAdded,
     BindingRemoved,
@@ -23,14 +24,21 @@ from proxy.topology.declarations import (
     laid_over,
 )
 from proxy.topology.lookups import Absent, LookUps, NotReadable
-from proxy.topology.management import Management, ManagementError
+from proxy.topology.management import ManagementError
+from proxy.topology.reader import IN_TURN, ExchangeState, Reader, absent
 from proxy.topology.reading import VhostNotListedError
-from proxy.topology.ring_cache import RingCache
+from proxy.topology.removals import WeightsInForce
 from proxy.topology.table import NEVER, Entry, Name, Router
-from proxy.topology.updater import IN_TURN, MIN_REFRESH, TableUpdater
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
+
+MIN_REFRESH = 0.1
+"""The least seconds between two readings of one exchange, whoever asks for them."""
+
+MIN_REFRESH_DECLARED = 0.02
+"""The least seconds between two readings of an exchange with a declaration to read back, so that a program can bind and
+publish by turns."""
 
 IDLE_INTERVALS = 40
 """The number of sync intervals after which an unused exchange that no setting names is forgotten."""
@@ -54,52 +62,47 @@ _IDENTITY: Name = ("", "")
 """The key, among the readings under way, of the request for the cluster's name."""
 
 
-class Sync:
-    """Schedules the readings of all exchanges in use, for as long as the process lives.
+@dataclass
+class _Tracked:
+    """When one exchange was read last and is to be read next. All times are monotonic seconds.
+
+    Tracked are the exchanges that a setting names, and all those that are in the router's table.
+    """
+
+    state: ExchangeState
+    """What the reader hands on from one reading to the next."""
+    due: float = 0.0
+    """When the exchange is to be read next."""
+    tried: float = NEVER
+    """When the last reading that has ended started, whether it succeeded or not."""
+    failures: int = 0
+    """The number of readings that have failed since the last good one."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a reading, so that readings of one exchange never overlap."""
+
+
+class Scheduler:
+    """Decides when the reader reads which exchange, for as long as the process lives.
 
     One task runs `run`. Sessions and HTTP requests call `look_up`, `refresh`, `declared` and `want`.
     """
 
-    def __init__(
-        self,
-        api: Management,
-        router: Router,
-        selection: Selection,
-        *,
-        interval: float,
-        settle_time: float,
-        on_dead_letter: OnDeadLetter = "pass",
-        named: Collection[Name] = (),
-        cache: RingCache | None = None,
-        max_age: float = float("inf"),
-    ) -> None:
+    def __init__(self, reader: Reader, router: Router, *, interval: float, named: Collection[Name] = ()) -> None:
         """Read the `named` exchanges from the start of `run`, and never forget them.
 
-        `interval`, `settle_time` and `max_age` are the settings `sync_interval`, `settle_time` and `ring_max_age`, in
-        seconds. Rings are kept in `cache`, if there is one, for a start while the management API does not answer.
+        `interval` is the setting `sync_interval`, in seconds.
         """
-        self._router = router
-        self._interval = interval
+        self._reader, self._router, self._interval = reader, router, interval
+        self._overlays, self._identity = reader.overlays, reader.identity
+        self._identity.on_change.append(self._identified)
         self._named = frozenset(named)
-        self._updater = TableUpdater(
-            api,
-            router,
-            selection,
-            interval=interval,
-            settle_time=settle_time,
-            on_dead_letter=on_dead_letter,
-            named=self._named,
-            cache=cache,
-            max_age=max_age,
-        )
-        self.identity = self._updater.identity
-        self._look_ups = LookUps(router, functools.partial(self._updater.read, why="first use"), self._looked_up)
-        self.results = self._updater.results
-        """The number of readings by result: ok, absent, failed."""
-        self.changes = self._updater.changes
-        """The number of changes of each exchange's ring."""
-        self.moved = self._updater.moved
-        """The sum of the shares of slots that changes of each exchange's ring moved."""
+        self._tracked = {name: self._new(name) for name in self._named}
+        """The exchanges that are read in turn."""
+        self._wake = asyncio.Event()
+        """Set when a reading may be due sooner than `run` knows."""
+        self._identify_due = 0.0
+        """When the management API is to be asked again for its cluster's name, in monotonic seconds."""
+        self._look_ups = LookUps(router, functools.partial(self._read, why="first use"), self._looked_up)
         self._has_restored = False
         """Whether this start, without an answer of the management API, has restored the rings kept on disk."""
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
@@ -110,54 +113,50 @@ class Sync:
         self._wanted: dict[Name, asyncio.Task[None]] = {}
         """The tasks that `want` started, by exchange."""
 
-    @property
-    def look_up_fault(self) -> tuple[str, str] | None:
-        """The virtual host of the last failed look-up and its fault; None once a reading in that virtual host has
-        succeeded.
-        """
-        return self._updater.look_up_fault
+    def _new(self, name: Name) -> _Tracked:
+        return _Tracked(ExchangeState(is_named=name in self._named))
 
     @property
     def faults(self) -> Mapping[Name, str]:
         """The fault of each exchange whose last reading failed."""
-        return {name: str(t.fault) for name, t in self._updater.tracked.items() if t.fault}
+        return {name: str(t.state.fault) for name, t in self._tracked.items() if t.state.fault}
 
     @property
     def vhost_not_listed(self) -> set[Name]:
         """The exchanges whose virtual hosts do not exist, or which the management user may not see."""
-        return {name for name, t in self._updater.tracked.items() if isinstance(t.fault, VhostNotListedError)}
+        return {name for name, t in self._tracked.items() if isinstance(t.state.fault, VhostNotListedError)}
 
     def pending(self) -> list[Name]:
         """Return the exchanges that a setting names and that have not been read yet."""
-        return sorted(name for name in self._named if self._updater.tracked[name].read_started == NEVER)
+        return sorted(name for name in self._named if self._tracked[name].state.read_started == NEVER)
 
     def missing(self) -> dict[Name, bool]:
         """Return each exchange that a setting names and that has been read, and whether it is absent."""
-        read = [name for name in sorted(self._named) if self._updater.tracked[name].read_started != NEVER]
-        return {name: name not in self._router.entries for name in read}
+        unread = self.pending()
+        return {name: name not in self._router.entries for name in sorted(self._named.difference(unread))}
 
     async def run(self) -> None:
         """Read each tracked exchange again and again, after random times of up to the interval, until cancelled."""
         try:
             while True:
-                self._updater.wake.clear()
+                self._wake.clear()
                 try:
                     self._start_due()
                 except Exception:
                     # A defect in this program must not end the readings, or every ring would become stale in silence.
                     log.exception("readings could not be started; the next try follows")
-                waiting = [t.due for name, t in self._updater.tracked.items() if name not in self._running]
+                waiting = [t.due for name, t in self._tracked.items() if name not in self._running]
                 # The pause is never 0, so that an exchange which cannot be read does not make this a busy loop.
-                pause = max(min([self._updater.identify_due, *waiting]) - time.monotonic(), 0.01)
+                pause = max(min([self._identify_due, *waiting]) - time.monotonic(), 0.01)
                 # Not asyncio.wait_for: that of Python 3.11 loses a cancellation that comes together with the wake-up.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        await self._updater.wake.wait()
+                        await self._wake.wait()
         finally:
             for task in (*self._running.values(), *self._refreshes, *self._wanted.values()):
                 task.cancel()
             self._look_ups.close()
-            self._updater.close()
+            self._reader.close()
 
     def _start_due(self) -> None:
         """Start the readings that are due, each in a task of its own, so that a slow one does not hold
@@ -166,11 +165,11 @@ class Sync:
         now = time.monotonic()
         self._forget_idle(now)
         self._forget_declared(now)
-        self._updater.listings.forget_old(now)
-        if now >= self._updater.identify_due:
-            self._updater.identify_due = now + random.uniform(0, self._interval)
+        self._reader.listings.forget_old(now)
+        if now >= self._identify_due:
+            self._identify_due = now + random.uniform(0, self._interval)
             self._start(_IDENTITY, self._identify)
-        for name, tracked in self._updater.tracked.items():
+        for name, tracked in self._tracked.items():
             if tracked.due <= now:
                 self._start(name, functools.partial(self._in_turn, name))
 
@@ -178,11 +177,11 @@ class Sync:
         if what in self._running:
             return
         task = self._running[what] = asyncio.create_task(reading())
-        task.add_done_callback(functools.partial(self._ended, what))
+        task.add_done_callback(functools.partial(self._done, what))
 
-    def _ended(self, what: Name, task: "asyncio.Task[None]") -> None:
+    def _done(self, what: Name, task: "asyncio.Task[None]") -> None:
         del self._running[what]
-        self._updater.wake.set()
+        self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             # A defect in this program, which must not end the other readings.
             log.error("a reading ended with a defect", exc_info=error)
@@ -191,23 +190,93 @@ class Sync:
         """Ask for the cluster's name. If the first answer takes longer than `PATIENCE`, restore the
         rings kept on disk.
         """
-        if self.identity.asked or self._has_restored:
-            await self.identity.watch()
+        if self._identity.asked or self._has_restored:
+            await self._identity.watch()
             return
-        asking = asyncio.create_task(self.identity.watch())
+        asking = asyncio.create_task(self._identity.watch())
         try:
             await asyncio.wait({asking}, timeout=PATIENCE)
-            if not self.identity.asked:
+            if not self._identity.asked:
                 self._has_restored = True
-                await self._updater.restore_all(self._look_ups.known)
+                await self._restore_all()
             await asking
         finally:
             asking.cancel()
 
+    async def _restore_all(self) -> None:
+        """Restore every exchange that is kept on disk and not known, until the management API answers."""
+        for name in await self._reader.kept.names():
+            if self._identity.asked:
+                return
+            tracked = self._tracked.get(name) or self._new(name)
+            is_usable = await self._reader.restore(name, tracked.state)
+            self._track(name, tracked)
+            if is_usable:
+                tracked.state.fault = tracked.state.fault or ManagementError("the management API has not answered yet")
+                self._look_ups.known(name)
+
+    def _identified(self) -> None:
+        """Forget the rings that were restored of another cluster, after the names of the API's cluster have changed."""
+        for name in self._reader.kept.of_another_cluster():
+            self._router.drop(name)
+            # A reading under way may hold this object, and must not carry the weights on.
+            self._tracked[name].state.in_force = WeightsInForce()
+            self._track(name, self._tracked[name])
+        self._router.notify()
+
     async def _in_turn(self, name: Name) -> None:
         async with self._turns:
-            if name in self._updater.tracked:
+            if name in self._tracked:
                 await self._again(name)
+
+    async def _read(self, name: Name, why: str) -> None:
+        """Read an exchange and update the table, or share the result of a reading that started after this call.
+
+        Raises Absent, ManagementError or TopologyError. `why` is the reason for the reading, in words.
+        """
+        tracked = self._tracked.get(name) or self._new(name)
+        asked = time.monotonic()
+        async with tracked.lock:
+            if tracked.tried >= asked:
+                if tracked.state.fault is not None:
+                    raise tracked.state.fault
+                if name not in self._router.entries:
+                    raise absent(name)
+                return
+            distance = MIN_REFRESH_DECLARED if self._router.awaits_read_back(name) else MIN_REFRESH
+            await asyncio.sleep(tracked.tried + distance - time.monotonic())
+            started, known = time.monotonic(), name in self._router.entries
+            try:
+                look_again_at = await self._reader.read(name, tracked.state, started, why)
+            except Exception:
+                self._ended(name, tracked, started, math.inf)
+                raise
+            self._ended(name, tracked, started, look_again_at)
+        entry = self._router.entries.get(name)
+        if not known and entry is not None and entry.exchange_type in RING_TYPES and tracked.state.fault is None:
+            # This is often the first publish of a new session. Asking for the cluster's name again, after its broker
+            # has reported it, confirms that name for the session if the cluster is renamed later.
+            self._identify_due = min(self._identify_due, self._identity.asked_until + ASK_DISTANCE)
+
+    def _ended(self, name: Name, tracked: _Tracked, started: float, look_again_at: float) -> None:
+        """Set when an exchange is to be read next, after a reading that started at `started` has ended."""
+        tracked.tried, fault = started, tracked.state.fault
+        if fault is None:
+            tracked.failures = 0
+            tracked.due = min(started + random.uniform(0, self._interval), look_again_at)
+        else:
+            tracked.failures += 1
+            longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
+            tracked.due = time.monotonic() + max(fault.retry_after, random.uniform(0, longest))
+        self._track(name, tracked)
+
+    def _track(self, name: Name, tracked: _Tracked) -> None:
+        """Read an exchange in turn as long as it is in the table or a setting names it."""
+        if name in self._named or name in self._router.entries:
+            self._tracked.setdefault(name, tracked)
+            self._wake.set()
+        else:
+            self._tracked.pop(name, None)
 
     def declared(self, vhost: str, declaration: Declaration) -> None:
         """Take a declaration that the broker has just confirmed: what it changes is read before anything is published
@@ -216,19 +285,19 @@ class Sync:
         now, entries = time.monotonic(), self._router.entries
         being_read = {
             *self._look_ups.under_way,
-            *(name for name, tracked in self._updater.tracked.items() if tracked.lock.locked()),
+            *(name for name, tracked in self._tracked.items() if tracked.lock.locked()),
         }
-        for name in self._updater.overlays.touched(vhost, declaration, entries, being_read):
+        for name in self._overlays.touched(vhost, declaration, entries, being_read):
             entry = entries.get(name)
             news = entry is None or is_news(name, entry, declaration)
-            unsettled = self._router.awaits_read_back(name) or name in self._updater.overlays
+            unsettled = self._router.awaits_read_back(name) or name in self._overlays
             if entry is not None and not news and not unsettled and not self._undoes_return(name, declaration):
                 self._watch_shadow(name, entry, declaration, now)
                 if name not in being_read or isinstance(declaration, BindingAdded | ExchangeDeclared):
                     # The entry shows the declaration already, so nothing is read and no publish waits. A program that
                     # declares all it needs each time it connects thus costs the management API nothing.
                     continue
-            self._updater.overlays.add(name, laid_over(entry, declaration), now)
+            self._overlays.add(name, laid_over(entry, declaration), now)
             if (entry is not None or name in being_read) and (news or unsettled or self._is_readable(name)):
                 # A reading under way may still show what was deleted. While readings fail, none can.
                 self._router.mark_declared(name, now, certain=news)
@@ -240,8 +309,8 @@ class Sync:
         entries, confirmed = self._router.entries, Destination("exchange", lane[1])
         for name, entry in entries.items():
             if name[0] == lane[0] and lane[1] in entry.behind:
-                tracked = self._updater.tracked.get(name)
-                returned = tracked is not None and confirmed in tracked.confirmed_removals
+                tracked = self._tracked.get(name)
+                returned = tracked is not None and confirmed in tracked.state.confirmed_removals
                 if returned or name in being_read or changes_lane(entry, declaration):
                     self._router.mark_declared(name, now, certain=changes_lane(entry, declaration))
         for name in being_read:
@@ -256,40 +325,44 @@ class Sync:
         exchange. A second call changes nothing while readings are corrected by the first.
         """
         now, deleted = time.monotonic(), ExchangeDeleted(exchange)
-        if self._updater.overlays.of((vhost, exchange)).has_deleted(now):
+        if self._overlays.of((vhost, exchange)).has_deleted(now):
             return
-        for name in self._updater.overlays.touched(vhost, deleted, self._router.entries, ()):
-            self._updater.overlays.add(name, deleted, now)
+        for name in self._overlays.touched(vhost, deleted, self._router.entries, ()):
+            self._overlays.add(name, deleted, now)
             if name not in self._router.entries:
                 continue
             if self._is_readable(name):
                 self._router.mark_declared(name, now, certain=False)
             else:
-                self._in_background(self._updater.leave_out_missing(name))
+                self._in_background(self._reader.leave_out_missing(name, self._tracked[name].state))
 
     def _undoes_return(self, name: Name, declaration: Declaration) -> bool:
         """Return whether a declaration binds a destination that a return has shown to be gone since the
         last reading.
         """
-        tracked = self._updater.tracked.get(name)
+        tracked = self._tracked.get(name)
         return (
             isinstance(declaration, BindingAdded)
             and tracked is not None
-            and declaration.destination in tracked.confirmed_removals
+            and declaration.destination in tracked.state.confirmed_removals
         )
 
     def _is_readable(self, name: Name) -> bool:
         """Return whether the last reading of an exchange did not fail."""
-        tracked = self._updater.tracked.get(name)
-        return tracked is None or tracked.fault is None
+        tracked = self._tracked.get(name)
+        return tracked is None or tracked.state.fault is None
 
     def _watch_shadow(self, name: Name, entry: Entry, declaration: Declaration, now: float) -> None:
         """Read a shadowed exchange again soon if a declaration changes its ring; no publish waits for that."""
-        tracked = self._updater.tracked.get(name)
+        tracked = self._tracked.get(name)
         changes = entry.mode is Mode.SHADOW and is_news(name, replace(entry, mode=Mode.ROUTE), declaration)
-        if changes and tracked is not None and tracked.fault is None:
-            tracked.due = min(tracked.due, now + MIN_REFRESH)
-            self._updater.wake.set()
+        if changes and tracked is not None and tracked.state.fault is None:
+            self._hasten(tracked, now + MIN_REFRESH)
+
+    def _hasten(self, tracked: _Tracked, due: float) -> None:
+        """Have an exchange read in turn at this time at the latest."""
+        tracked.due = min(tracked.due, due)
+        self._wake.set()
 
     def want(self, name: Name) -> None:
         """Start a reading of an exchange that is not in the table, for which no publish waits.
@@ -330,15 +403,13 @@ class Sync:
         it returns at once, since the next would probably fail, too; `run` then tries again soon. Cancelling a caller
         does not cancel the reading.
         """
-        tracked = self._updater.tracked.get(name)
+        tracked = self._tracked.get(name)
         if tracked is None:
             return
-        tracked.confirmed_removals.update(confirmed_removals)
-        self._updater.withdraw_additions(name, confirmed_removals)
-        if tracked.fault is not None:
-            retry_after = tracked.fault.retry_after if isinstance(tracked.fault, ManagementError) else 0.0
-            tracked.due = min(tracked.due, tracked.tried + max(retry_after, RETRY_WANTED))
-            self._updater.wake.set()
+        self._reader.confirm_removals(name, tracked.state, confirmed_removals)
+        fault = tracked.state.fault
+        if fault is not None:
+            self._hasten(tracked, tracked.tried + max(fault.retry_after, RETRY_WANTED))
         else:
             await asyncio.shield(self._in_background(self._again(name, why)))
 
@@ -350,33 +421,32 @@ class Sync:
         return task
 
     async def _again(self, name: Name, why: str = IN_TURN) -> None:
-        """Read an exchange that is tracked, and let `run` look for what is due next."""
+        """Read an exchange; a fault does not raise."""
         # Faults are logged and counted where they arise.
         with suppress(Absent, ManagementError, TopologyError):
-            await self._updater.read(name, why)
-        self._updater.wake.set()
+            await self._read(name, why)
 
     def _forget_idle(self, now: float) -> None:
         """Forget the exchanges that nothing has used for `IDLE_INTERVALS` and no setting names."""
-        for name in list(self._updater.tracked):
-            tracked = self._updater.tracked[name]
-            used = self._router.used_at.get(name, tracked.read_started)
+        for name in list(self._tracked):
+            state = self._tracked[name].state
+            used = self._router.used_at.get(name, state.read_started)
             # An exchange that cannot be read now could not be looked up again, so its last good ring stays, unless its
             # virtual host is not listed.
-            readable = tracked.fault is None or isinstance(tracked.fault, VhostNotListedError)
+            readable = state.fault is None or isinstance(state.fault, VhostNotListedError)
             idle = now - used > IDLE_INTERVALS * self._interval and readable
             if idle and name not in self._named:
-                del self._updater.tracked[name]
+                del self._tracked[name]
                 self._router.drop(name)
-                if tracked.fault is not None:
-                    self._updater.forget_kept(name)
+                if state.fault is not None:
+                    self._reader.kept.forget(name)
 
     def _forget_declared(self, now: float) -> None:
         """Forget the declarations of exchanges that nothing has read for `OVERLAY_KEPT` seconds."""
-        for name in self._updater.overlays.idle(now):
+        for name in self._overlays.idle(now):
             known = name in self._router.entries
             expected = self._router.awaits_read_back(name)
             if name not in self._look_ups.under_way and not (known and expected):
-                self._updater.overlays.forget(name)
+                self._overlays.forget(name)
                 if expected:
                     self._router.drop(name)

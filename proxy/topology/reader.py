@@ -1,0 +1,385 @@
+"""Read one exchange at a time into the router's table: its bindings, what is behind them, and what is in force."""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from proxy.settings.config import OnDeadLetter
+from proxy.settings.patterns import Selection
+from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, weigh
+from proxy.topology.changes import log_absent, log_change, log_missing, title
+from proxy.topology.cluster import ClusterIdentity
+from proxy.topology.entry_builder import EntryBuilder
+from proxy.topology.lane_reader import NOTHING_READ, LaneReader, gone_behind
+from proxy.topology.lookups import Absent
+from proxy.topology.management import Management, ManagementError, NotAskableError
+from proxy.topology.overlay_store import OverlayStore
+from proxy.topology.reading import Reading, VhostNotListedError, read
+from proxy.topology.recent_listings import RecentListings
+from proxy.topology.removals import WeightsInForce
+from proxy.topology.restoring import KeptRings
+from proxy.topology.ring_cache import RingCache
+from proxy.topology.table import NEVER, Change, Entry, Name, Router, Unread
+from proxy.topology.upstream_reader import UpstreamReader
+from ring.destination import Destination
+
+log = logging.getLogger(__name__)
+
+LONGEST_DOUBT = 1.0
+"""The most seconds between the two readings of an exchange that is not known yet and shows no bindings, or of a lane of
+such an exchange."""
+
+IN_TURN = "a regular reading"
+"""The reason for a reading that nobody asked for, as log lines name it."""
+
+
+@dataclass
+class ExchangeState:
+    """What one reading of an exchange hands on to the next."""
+
+    is_named: bool = False
+    """Whether a setting names the exchange."""
+    in_force: WeightsInForce[Destination] = field(default_factory=WeightsInForce)
+    """The weights to route by after the last reading."""
+    bound: WeightsInForce[Binding] = field(default_factory=WeightsInForce)
+    """The bindings of an upstream exchange that are in force after the last reading, each with the weight 1."""
+    logged_missing: Collection[Destination] = ()
+    """The missing destinations that the log has named."""
+    fault: ManagementError | TopologyError | None = None
+    """How the last reading failed; None if it did not."""
+    confirmed_removals: set[Destination] = field(default_factory=set)
+    """Destinations whose removal a returned message has confirmed since the last reading."""
+    read_started: float = NEVER
+    """When the last good reading started, in monotonic seconds; NEVER before the first."""
+
+
+class Reader:
+    """Reads an exchange when it is told to, and puts what follows from the reading into the router's table.
+
+    It lives as long as the process. The scheduler decides when to read, and never reads an exchange twice at a time.
+    """
+
+    def __init__(
+        self,
+        api: Management,
+        router: Router,
+        selection: Selection,
+        *,
+        settle_time: float,
+        on_dead_letter: OnDeadLetter = "pass",
+        cache: RingCache | None = None,
+        max_age: float = math.inf,
+    ) -> None:
+        """Read nothing yet. `settle_time` and `max_age` are the settings `settle_time` and `ring_max_age`, in seconds.
+
+        Entries are kept on disk in `cache`, if there is one, and restored from it when a reading fails.
+        """
+        self._api, self._router, self._selection, self._settle_time = api, router, selection, settle_time
+        self.identity = ClusterIdentity(api)
+        self._entry_builder = EntryBuilder(api, selection, on_dead_letter)
+        self.kept = KeptRings(cache, self._entry_builder, router, self.identity, max_age)
+        self.overlays = OverlayStore()
+        self.listings = RecentListings()
+        self._lane_reader = LaneReader(api, self.overlays, min(settle_time, LONGEST_DOUBT))
+        self._upstreams = UpstreamReader(api, selection, self.overlays, settle_time)
+        self.results: Counter[str] = Counter()
+        """The number of readings by result: ok, absent, failed."""
+        self.changes: Counter[Name] = Counter()
+        """The number of changes of each exchange's ring."""
+        self.moved: dict[Name, float] = {}
+        """The sum of the shares of slots that changes of each exchange's ring moved."""
+        self.look_up_fault: tuple[str, str] | None = None
+        """The virtual host of the last failed look-up and its fault; None once a reading in that virtual host has
+        succeeded."""
+
+    def close(self) -> None:
+        """End the threads: the one that builds rings once its ring is finished, the cache's once its
+        files are written.
+        """
+        self._entry_builder.close()
+        self.kept.close()
+
+    async def read(self, name: Name, state: ExchangeState, started: float, why: str) -> float:
+        """Read an exchange, which starts at the monotonic time `started`, and update the table.
+
+        If it cannot be read, it may be restored from disk instead. Returns when to read it again at the latest,
+        infinity if that does not matter. Raises Absent, ManagementError or TopologyError. `why` is the reason for the
+        reading, in words.
+        """
+        # An exchange that was declared exists, though a recent list lacks it: it is read, or publishes would be passed.
+        declared = name in self.overlays or self.overlays.incomplete_for(name, started)
+        if not (declared or self._is_known(name, state)):
+            declared_at = self.overlays.of(name).declared_at
+            if self.listings.lacks(name, declared_at, started):
+                raise VhostNotListedError(name[0]) if self.listings.lacks_vhost(name[0]) else absent(name)
+        try:
+            return await self._read(name, state, started, why)
+        except Absent:
+            raise
+        except Exception as error:
+            fault: ManagementError | TopologyError
+            if isinstance(error, ManagementError | TopologyError):
+                fault = error
+                await self.leave_out_missing(name, state)
+                self._failed(name, state, why, started, fault)
+            else:
+                # A defect in this program must end neither this exchange's readings nor the others'.
+                fault = ManagementError(f"unexpected {type(error).__name__}: {error}")
+                self._failed(name, state, why, started, fault, error)
+            # Of these two the exchange cannot exist, or nothing can be asked of it, so nothing is restored.
+            if isinstance(fault, VhostNotListedError | NotAskableError) or not await self.restore(name, state):
+                raise fault from None
+            return math.inf
+
+    async def restore(self, name: Name, state: ExchangeState) -> bool:
+        """Put an exchange that cannot be read into the table as it is kept on disk, with the age of the kept reading.
+
+        Returns whether the exchange was restored and publishes can use its entry now.
+        """
+        if name in self._router.entries or name in self.overlays:
+            return False
+        entry = await self.kept.entry(name)
+        if entry is None or name in self._router.entries:
+            return False
+        state.in_force = WeightsInForce(entry.known.ring.as_weights() if entry.known is not None else {})
+        self._router.put(name, entry)
+        return not isinstance(self._router.look(name), Unread)
+
+    def _is_known(self, name: Name, state: ExchangeState) -> bool:
+        """Return whether the exchange is read in turn, so that no client has just chosen its name."""
+        return state.is_named or name in self._router.entries
+
+    async def leave_out_missing(self, name: Name, state: ExchangeState) -> None:
+        """Take each destination off a ring that a publish reaches through an exchange which surely does not exist.
+
+        This is for a ring that cannot be read: each publish to that exchange would end its channel. The rest of the
+        last good ring serves on. A ring of which nothing would be left stays as it is.
+        """
+        before, now = self._router.entries.get(name), time.monotonic()
+        if before is None or before.known is None:
+            return
+        weights = before.known.ring.as_weights()
+        ways = {d: before.lanes.get(d, d.name if d.kind == "exchange" else "") for d in weights}
+        gone = {d for d, way in ways.items() if way and self.overlays.of((name[0], way)).has_deleted(now)}
+        if not gone or len(gone) == len(weights):
+            return
+        entry, change = await self._entry_builder.without(before, gone, "a publish was refused: no such exchange")
+        if self._router.entries.get(name) is not before:
+            return  # The exchange was read or forgotten meanwhile.
+        state.in_force = WeightsInForce({d: w for d, w in state.in_force.weights.items() if d not in gone})
+        self._put(name, before, entry, change)
+
+    def _put(self, name: Name, before: Entry | None, entry: Entry, change: Change | None) -> None:
+        """Replace an exchange's entry, and count and log how the new one differs."""
+        self._router.put(name, entry)
+        if change:
+            self.changes[name] += 1
+            self.moved[name] = self.moved.get(name, 0.0) + change.moved
+        log_change(name, before, entry, change)
+
+    def _failed(
+        self,
+        name: Name,
+        state: ExchangeState,
+        why: str,
+        started: float,
+        fault: ManagementError | TopologyError,
+        defect: Exception | None = None,
+    ) -> None:
+        """Count a failed reading, and log it unless the last one failed alike."""
+        self.results["failed"] += 1
+        if self._is_known(name, state):
+            news = str(fault) != str(state.fault)
+        elif isinstance(fault, VhostNotListedError):
+            news = False  # The client named a virtual host that does not exist; that is no fault to log.
+        else:
+            # Logged once for a virtual host, since clients choose the names of exchanges.
+            news = self.look_up_fault is None or self.look_up_fault[0] != name[0]
+            self.look_up_fault = (name[0], str(fault))
+        if news or defect:
+            entry = self._router.entries.get(name)
+            kept = (
+                f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays in force" if entry else ""
+            )
+            log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
+        state.fault = fault
+        state.in_force, state.bound = state.in_force.after_failure(), state.bound.after_failure()
+        self._router.release_uncertain(name, started)
+        if isinstance(fault, VhostNotListedError):
+            self._may_be_deleted(name, why, started)
+
+    def _may_be_deleted(self, name: Name, why: str, started: float) -> None:
+        """Have a publish read the exchange first, since its virtual host is not listed and may have been deleted.
+
+        If the virtual host is made again, no earlier declaration or ring may be used. If only the management user may
+        not see it, that reading fails, too, and the last good ring serves on.
+        """
+        if self.overlays.of(name).declared_at < started:
+            self.overlays.forget(name)
+        if why == IN_TURN and name in self._router.entries:
+            self._router.mark_declared(name, time.monotonic(), certain=False)
+
+    async def _read(self, name: Name, state: ExchangeState, started: float, why: str) -> float:
+        """Make one reading, and update the table, the weights in force and the overlay by it.
+
+        Returns when to read again at the latest. Raises Absent, ManagementError or TopologyError.
+        """
+        confirmed_removals = frozenset(state.confirmed_removals)
+        if not self.identity.asked:
+            # Without the cluster's name, the first messages could go to another cluster than the one that is read.
+            await self.identity.ask()
+        pause = 0.0 if name in self._router.entries else min(self._settle_time, LONGEST_DOUBT)
+        reading = await read(
+            self._api,
+            name,
+            pause,
+            lambda vhost, names: self.listings.note(vhost, names, started),
+            self._upstreams.types(name),
+        )
+        exchange, overlay = reading.exchange, self.overlays.of(name)
+        shown_type = exchange.type if exchange is not None else None
+        if self.overlays.incomplete_for(name, started):
+            raise ManagementError("too many declarations wait until a reading shows them")
+        if overlay.misses_exchange(shown_type, started):
+            raise ManagementError("it was declared, and the management API does not show it yet")
+        before = self._router.entries.get(name)
+        # Corrected once: an exchange that a declaration binds during the next request has not been read.
+        corrected = overlay.apply(reading.bindings, started)
+        read_behind = NOTHING_READ
+        # A virtual host that was not listed was deleted and made again, or was hidden: only what shows now exists.
+        only_shown = isinstance(state.fault, VhostNotListedError)
+        upstream, bound = await self._upstreams.read(
+            name, reading, corrected, before, state.bound, started, confirmed_removals, only_shown=only_shown
+        )
+        if upstream is None and self._selection.has_ring(*name):
+            bound_to = {*(binding.destination for binding in corrected), *state.in_force.weights}
+            read_behind = await self._lane_reader.read(name[0], bound_to, before, confirmed_removals, started)
+        bindings, in_force = Bindings(), WeightsInForce[Destination]()
+        if upstream is None and (exchange is None or exchange.type in RING_TYPES):
+            bindings, in_force = self._in_force(
+                name, state, reading, corrected, read_behind.behind, started, confirmed_removals
+            )
+        if exchange is None and (before is None or not (in_force.weights or bound.weights)):
+            self.results["absent"] += 1
+            state.in_force, state.bound = WeightsInForce(), WeightsInForce()
+            self.overlays.settle(name, shown_type, reading.bindings, started)
+            self._succeeded(name, state, confirmed_removals)
+            self._drop(name, state, before)
+            raise absent(name)
+        entry, change = await self._entry_builder.entry(
+            name, exchange, bindings, read_behind.behind, in_force.weights, before, started, why, upstream
+        )
+        self._put(name, before, entry, change)
+        missing = in_force.missing.keys() - bindings.weights.keys()
+        log_missing(name, state.logged_missing, missing)
+        state.logged_missing = missing
+        # Set only here, so that a reading which failed half-way (its queues were not readable, say) changes nothing.
+        state.in_force, state.bound = in_force, bound
+        self.overlays.settle(name, shown_type, reading.bindings, started)
+        for lane, lane_shown in read_behind.shown.items():
+            self.overlays.settle((name[0], lane), lane_shown.exchange_type, lane_shown.bindings, started)
+        self._router.used_at.setdefault(name, started)
+        self.results["ok"] += 1
+        self.kept.keep(name, entry)
+        self._succeeded(name, state, confirmed_removals)
+        state.read_started = started
+        look_again_at = (
+            in_force.look_again_at(self._settle_time),
+            bound.look_again_at(self._settle_time),
+            self.overlays.of(name).ends_at(),
+            math.inf,
+        )
+        return min(at for at in look_again_at if at is not None)
+
+    def _succeeded(self, name: Name, state: ExchangeState, confirmed_removals: Collection[Destination]) -> None:
+        """Note that a reading has not failed; it has taken these removals into account."""
+        if state.fault is not None:
+            log.info("%s can be read again", title(name))
+        state.fault = None
+        state.confirmed_removals.difference_update(confirmed_removals)
+        if self.look_up_fault is not None and self.look_up_fault[0] == name[0]:
+            self.look_up_fault = None
+
+    def _in_force(
+        self,
+        name: Name,
+        state: ExchangeState,
+        reading: Reading,
+        corrected: Collection[Binding],
+        behind: Mapping[str, Behind],
+        started: float,
+        confirmed_removals: Collection[Destination],
+    ) -> tuple[Bindings, WeightsInForce[Destination]]:
+        """Return a hash exchange's bindings, `corrected` by declarations, and the weights in force after a reading."""
+        exchange_type = reading.exchange.type if reading.exchange is not None else ""
+        bindings = weigh(corrected, exchange_type, behind)
+        shown = weigh(reading.bindings, exchange_type, behind).weights
+        if isinstance(state.fault, VhostNotListedError):
+            # The virtual host was deleted and made again, or was hidden: only what shows now exists.
+            confirmed_removals = state.in_force.weights.keys()
+        if reading.exchange is None:
+            # A listing that lacks the ring exchange may lack its lanes for the same reason. So their absence counts
+            # once it lasts, unless a declaration or a refused publish says the same.
+            vhost, proved = name[0], self.overlays
+            behind = {
+                lane: found
+                for lane, found in behind.items()
+                if found.leads is not Leads.ABSENT or (vhost, lane) in proved
+            }
+        removed = self._removed(name, state.in_force.weights, behind, confirmed_removals)
+        return bindings, state.in_force.after(
+            bindings.weights, started, time.monotonic(), self._settle_time, removed, shown
+        )
+
+    def confirm_removals(self, name: Name, state: ExchangeState, gone: Collection[Destination]) -> None:
+        """Let only readings tell whether destinations are bound that a returned message has shown to be gone.
+
+        The next reading need not wait to take those as removed that it does not show.
+        The return of a message to a lane shows that no queue is bound to the lane, whatever the lane is bound to.
+        """
+        state.confirmed_removals.update(gone)
+        entry = self._router.entries.get(name)
+        lanes = {lane: queue for queue, lane in entry.lanes.items()} if entry is not None else {}
+        for destination in gone:
+            queue = lanes.get(destination.name) if destination.kind == "exchange" else None
+            if queue is None:
+                self.overlays.of(name).withdraw_additions([destination])
+            else:
+                self.overlays.of((name[0], destination.name)).withdraw_additions([queue])
+
+    def _removed(
+        self,
+        name: Name,
+        in_force: Collection[Destination],
+        behind: Mapping[str, Behind],
+        returned: Collection[Destination],
+    ) -> set[Destination]:
+        """Return the destinations in force whose removal a second source confirms: a declaration, a returned message,
+        or the reading of the lane that led to one.
+
+        `returned` are the destinations that returned messages have shown to be gone.
+        """
+        before = self._router.entries.get(name)
+        lanes = before.lanes if before is not None else {}
+        ways = [Destination("exchange", lane) for lane in lanes.values()]
+        removed = {*returned, *self.overlays.of(name).confirmed_removals([*in_force, *ways])}
+        removed.update(q for q, lane in lanes.items() if self.overlays.of((name[0], lane)).confirmed_removals([q]))
+        return removed | gone_behind(in_force, lanes, behind, removed)
+
+    def _drop(self, name: Name, state: ExchangeState, before: Entry | None) -> None:
+        """Forget an exchange that does not exist."""
+        if state.is_named and (before is not None or state.read_started == NEVER):
+            log_absent(name)
+        elif before is not None:
+            log.info("%s: gone", title(name))
+        self._router.drop(name)
+        self.kept.forget(name)
+        state.read_started = time.monotonic()
+
+
+def absent(name: Name) -> Absent:
+    """Return the error that an exchange does not exist."""
+    return Absent(f"there is no exchange {name[1]!r} in virtual host {name[0]!r}")
