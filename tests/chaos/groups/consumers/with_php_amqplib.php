@@ -148,7 +148,9 @@ for ($next = 0; ; $next++) {
             config: $config
         );
     } catch (Exception $refused) {
-        $commands->ending();
+        if ($commands->ending() !== '') {
+            exit(0);
+        }
         usleep((int) (PAUSE * 1e6));
         continue;
     }
