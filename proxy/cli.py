@@ -23,7 +23,6 @@ from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, did_you_mean
 from proxy.settings.sources import ENVIRONMENT_PREFIX, SWITCHES, describe, field_names, groups, help_of, load_settings
-from proxy.shards import command as topology
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
@@ -35,7 +34,10 @@ _SIDECAR = "http://127.0.0.1:15681"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a mistake in settings or arguments."""
-    options, unknown = parser().parse_known_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    # The arguments of another command would have its modules imported, and numpy with them.
+    named = {command.name for command in COMMANDS}.intersection(given[:1])
+    options, unknown = parser(*named).parse_known_args(given)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -99,7 +101,8 @@ STATUSES: Mapping[int, str] = {
 """The meaning of the exit statuses that every command may have."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line; if `only` names a command, the others get no arguments."""
     made: argparse.ArgumentParser = _Parser(
         prog="ring-proxy",
         description="Routes publishes to RabbitMQ's hash exchanges by a consistent-hash ring of their bindings.",
@@ -113,7 +116,8 @@ def parser() -> argparse.ArgumentParser:
     for each in COMMANDS:
         command = _added(commands, each.name, each.help, {**each.statuses, **STATUSES})
         command.set_defaults(do=each.do, command=command)
-        each.add_arguments(command)
+        if only in (None, each.name):
+            each.add_arguments(command)
     return made
 
 
@@ -169,6 +173,9 @@ def _add_pair(command: argparse.ArgumentParser) -> None:
 
 
 def _add_topology(command: argparse.ArgumentParser) -> None:
+    # Imported only for this command: numpy and aio-pika take 15 MiB of memory, which a sidecar does without.
+    from proxy.shards import command as topology
+
     parts = command.add_subparsers(required=True, metavar="PART")
     for each in topology.PARTS:
         part = _added(parts, each.name, each.help, {**each.statuses, **STATUSES})
@@ -254,6 +261,8 @@ def _group(options: argparse.Namespace) -> int:
 
 
 def _topology(options: argparse.Namespace) -> int:
+    from proxy.shards import command as topology
+
     return topology.run(options.part, _settings(options), options)
 
 

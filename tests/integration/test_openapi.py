@@ -1,6 +1,5 @@
 """The HTTP interface against its own document: schemathesis makes requests from it, right ones and wrong ones."""
 
-import copy
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from proxy.http.endpoints.docs import DOCUMENT
+from proxy.http.endpoints.docs import openapi_document
 from tests.integration.broker_api import VirtualHost
 from tests.integration.openapi_hooks import LINES
 from tests.integration.sidecar import Sidecar
@@ -53,7 +52,7 @@ REQUESTS = {"ManagementPublish"}
 
 def narrowed(vhost: str) -> Any:
     """The document, of exchanges that exist (and one that does not), where answers say nothing undocumented."""
-    document = copy.deepcopy(DOCUMENT)
+    document = openapi_document()
     for name, schema in document["components"]["schemas"].items():
         if "properties" in schema and name not in REQUESTS:
             schema.setdefault("additionalProperties", False)

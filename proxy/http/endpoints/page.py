@@ -5,13 +5,13 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from proxy.settings.config import Settings
 
-STYLE = files("proxy.http.endpoints").joinpath("page.css").read_text(encoding="utf-8")
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 """The page's style sheet, which is part of it; a policy may allow it by its hash."""
 
 _BASE = f"http://{Settings.http_listen}"

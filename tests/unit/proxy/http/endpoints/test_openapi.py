@@ -11,7 +11,7 @@ import pytest
 import schemathesis
 
 from proxy.http.application import application
-from proxy.http.endpoints.docs import DOCUMENT
+from proxy.http.endpoints.docs import openapi_document
 from proxy.http.formats import fields, parsing, problems
 from proxy.http.formats.message import FAN_OUT, TRACES
 from proxy.outcome import Outcome
@@ -22,6 +22,7 @@ from ring.hashing import SLOTS
 
 HTTP = Path(problems.__file__).parents[1]
 URN = "urn:ringproxy:problem:"
+DOCUMENT = openapi_document()
 SCHEMAS = sorted(DOCUMENT["components"]["schemas"])
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.http.endpoints.docs import DOCUMENT
+from proxy.http.endpoints.docs import openapi_document
 from proxy.http.endpoints.page import page
 
+DOCUMENT = openapi_document()
 UNCLOSED = {"meta", "li", "tr", "td", "th", "thead", "tbody"}
 """Elements that have no end tag, or may leave it out."""
 
