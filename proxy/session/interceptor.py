@@ -65,7 +65,7 @@ class Interceptor(ABC):
     def deliveries(self, source: Source, data: bytes, i: int, size: int) -> tuple[int, int, bytes]:
         """Take the contents at `i` that begin with one of a hidden channel, in one pass, as far as they are whole.
 
-        Returns the offset behind them, their number of frames, and what the client gets in their place. All else than
+        Returns the offset behind them, their number of frames, and what the client gets in their place. Everything but
         an ordinary content of few bytes is left to `hidden_frame`: the offset is the one where that begins.
         """
 

@@ -74,7 +74,7 @@ def whole(  # noqa: C901 - one loop, for speed
 ) -> tuple[int, int, bytes]:
     """Take the deliveries at `i`, the first one of `hidden`, in one pass, as far as each of them has come whole.
 
-    Returns the offset behind them, their number of frames, and what the client gets in their place. All else than an
+    Returns the offset behind them, their number of frames, and what the client gets in their place. Everything but an
     ordinary delivery of few bytes is left to `hidden_frame`: then the offset is the one where that begins.
     """
     sources = g.sources
