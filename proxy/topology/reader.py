@@ -321,8 +321,8 @@ class Reader:
             # The virtual host was deleted and made again, or was hidden: only what shows now exists.
             confirmed_removals = state.in_force.weights.keys()
         if reading.exchange is None:
-            # A listing that lacks the ring exchange may lack its lanes for the same reason. So their absence counts
-            # once it lasts, unless a declaration or a refused publish says the same.
+            # A listing that lacks the ring exchange may lack its lanes for the same reason. Their absence counts once
+            # it lasts, unless a declaration or a refused publish says the same.
             vhost, proved = name[0], self.overlays
             behind = {
                 lane: found

@@ -143,7 +143,7 @@ class Scheduler:
                 try:
                     self._start_due()
                 except Exception:
-                    # A defect in this program must not end the readings, or every ring would become stale in silence.
+                    # An unexpected error must not end the readings, or every ring would become stale in silence.
                     log.exception("readings could not be started; the next try follows")
                 waiting = [t.due for name, t in self._tracked.items() if name not in self._running]
                 # The pause is never 0, so that an exchange which cannot be read does not make this a busy loop.
@@ -183,8 +183,8 @@ class Scheduler:
         del self._running[what]
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A defect in this program, which must not end the other readings.
-            log.error("a reading ended with a defect", exc_info=error)
+            # An unexpected error must not end the other readings.
+            log.error("unexpected error of a reading", exc_info=error)
 
     async def _identify(self) -> None:
         """Ask for the cluster's name. If the first answer takes longer than `PATIENCE`, restore the
