@@ -2,7 +2,7 @@
 I/O.
 
 A body of 64 MiB of `{},{},...` holds 20 million objects. As Python's they take 3 GB, and seconds in which nothing else
-runs. So three bounds hold before anything is made of a body:
+runs. Three bounds therefore hold before anything is made of a body:
 
 - the number of its bytes, which whoever reads it counts;
 - the number of its values: there are no more of them than commas and opening brackets;

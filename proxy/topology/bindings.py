@@ -83,7 +83,7 @@ class Leads(Enum):
 
 
 class Behind(NamedTuple):
-    """What one reading showed of an exchange that a ring exchange is bound to."""
+    """The result of one reading of an exchange that a ring exchange is bound to."""
 
     leads: Leads
     queue: str = ""
@@ -188,7 +188,7 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     A binding to a lane gives its weight to the queue behind the lane; `behind` has the exchanges that were read, by
     name. A binding whose key is not a weight is listed as ignored, and so is one to an exchange that leads nowhere or
     does not exist. A destination with several weights has the largest; of an x-modulus-hash exchange it weighs as much
-    as it has bindings, as there. Of a queue's several lanes, publishes go through the one that sorts first.
+    as it has bindings, as there. A queue with several lanes gets its publishes through the one that sorts first.
     """
     weights: dict[Destination, int] = {}
     times: Counter[Destination] = Counter()
@@ -321,10 +321,10 @@ def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
 def dead_letters_by_own_name(body: Body) -> str | None:
     """Return what makes a queue dead-letter without a routing key of its own, from an answer to `GET /api/queues/...`.
 
-    The result names the queue's argument or the policy; it is empty if the queue does not do so. Such a queue, when it
-    is published to through the default exchange, dead-letters under its own name instead of the original routing key.
-    Each of the two keys may come from an argument or from a policy. The result is None while the answer says nothing
-    of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed).
+    The result names the queue's argument or the policy; it is empty if the queue does not do so. A queue that does so,
+    when it is published to through the default exchange, dead-letters under its own name instead of the original
+    routing key. Each of the two keys may come from an argument or from a policy. The result is None while the answer
+    says nothing of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed).
     """
     queue = decoded(answers.QUEUE, body, "queue")
     arguments, policy = queue.arguments, queue.effective_policy_definition

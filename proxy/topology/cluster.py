@@ -29,8 +29,8 @@ MOST_FORMER = 100
 class ClusterIdentity:
     """The present and former names of the management API's cluster, as the API has reported them to this process.
 
-    A broker reports its cluster's name once, when a connection to it begins. So a connection that is older than a
-    renaming goes by a former name. A former name counts for connections that began before the API last reported it, or
+    A broker reports its cluster's name once, when a connection to it begins. A connection that is older than a renaming
+    therefore goes by a former name. A former name counts for connections that began before the API last reported it, or
     within `FORMER_FOR` seconds after that, and only while the API still reports one of the nodes of that time. A
     different cluster has different nodes, and if it takes over the name, connections to it begin later.
     """

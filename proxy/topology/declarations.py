@@ -72,7 +72,7 @@ def leads_to(entry: Entry, destination: Destination) -> bool:
 def laid_over(entry: Entry | None, declaration: Declaration) -> Declaration:
     """Return a declaration as it is laid over readings; `entry` is the last entry of the exchange.
 
-    What an upstream exchange does with a message does not depend on the arguments of its bindings.
+    The arguments of an upstream exchange's bindings do not change what it does with a message.
     """
     if isinstance(declaration, BindingAdded) and entry is not None and entry.upstream is not None:
         return replace(declaration, plain=True)

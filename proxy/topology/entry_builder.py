@@ -214,8 +214,8 @@ class EntryBuilder:
         their own routing keys, so it is not among them.
 
         Queues that did so before are asked for first, since one such queue is enough to keep the exchange from being
-        routed. If none of those asked for does so any more, all the others that did are asked for, too. So the exchange
-        is routed again as soon as the last of them is mended, however many there are.
+        routed. If none of those asked for does so any more, all the others that did are asked for, too. The exchange is
+        therefore routed again as soon as the last of them is mended, however many there are.
         """
         queues = dict.fromkeys(published_to)
         answers = {queue: cause for queue, cause in before.items() if queue in queues}

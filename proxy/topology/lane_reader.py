@@ -15,11 +15,11 @@ LANE_READS = 8
 """The number of known lanes of a ring that each reading asks for again; all other exchanges behind it are always asked
 for.
 
-A lane costs two requests, and every sidecar asks. So a ring of up to eight lanes is verified whole at each reading, and
-of a larger one each lane in turn. Of the others each reading asks only whether a policy gives them an alternate
-exchange, by one or two requests for all: then the broker would confirm a publish that the lane cannot deliver. What
-else happens to a lane between two readings of it is seen sooner: a publish to a lane without a queue comes back, and
-the binding to a deleted lane is missing in the next reading of the ring.
+A lane costs two requests, and every sidecar asks. A ring of up to eight lanes is therefore verified whole at each
+reading, and a larger one some lanes at a time, in turn. For the other lanes each reading asks only whether a policy
+gives them an alternate exchange, by one or two requests for all: then the broker would confirm a publish that the lane
+cannot deliver. Any other change of a lane between two readings of it is seen sooner: a publish to a lane without a
+queue comes back, and the binding to a deleted lane is missing in the next reading of the ring.
 
 With 1,000 lanes on RabbitMQ 4.3.6, eight lanes cost the broker 11 ms of CPU time, the list of policies 0.5 ms, that of
 exchanges 32 ms, and that of all bindings of the virtual host 105 ms, or 770 ms beside 10,000 others (measured).
@@ -27,7 +27,7 @@ exchanges 32 ms, and that of all bindings of the virtual host 105 ms, or 770 ms 
 
 
 class Shown(NamedTuple):
-    """What the management API itself showed of an exchange, without the declarations that are laid over it."""
+    """An exchange as the management API itself showed it, without the declarations that are laid over it."""
 
     exchange_type: str | None
     """The exchange's type; None if the exchange did not show."""
@@ -86,7 +86,7 @@ class LaneReader:
             wanted.update(before.lanes.values())
         if not wanted:
             return NOTHING_READ
-        # What a ring restored from disk says of its lanes was not read by this process: all of them are asked for.
+        # The lanes of a ring restored from disk were not read by this process: all of them are asked for.
         read_before = before.behind if before is not None and not before.restored else {}
         known = {name: found for name, found in read_before.items() if name in wanted}
         settled = [name for name, found in known.items() if self._is_settled(vhost, name, found, doubted)]

@@ -247,7 +247,7 @@ class Matcher:
 
 
 class Upstream(NamedTuple):
-    """What decides which ring a message to an upstream exchange goes to."""
+    """The rule that decides which ring a message to an upstream exchange goes to."""
 
     exchange_type: str
     bindings: frozenset[Binding]

@@ -1,6 +1,6 @@
 """Correct readings of an exchange by declarations that the broker has confirmed and readings may not show yet. Pure.
 
-A follower of a cluster answers the management API from a copy that lags behind. So each confirmed declaration is
+A follower of a cluster answers the management API from a copy that lags behind. Each confirmed declaration is therefore
 recorded as a statement, and laid over the readings, binding by binding, until a reading shows it. A statement that
 replaced its opposite (a bind after an unbind, say) is *contested*: a reading made before both of them would show it,
 too, and proves nothing. A contested statement is therefore kept for the whole of `OVERLAY_TIME`.

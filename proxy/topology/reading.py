@@ -36,10 +36,10 @@ async def read(
     """Read an exchange, and its bindings if it is of one of `types`.
 
     RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node without
-    quorum answers from its local copy (observed). So an empty answer counts only if the virtual host is listed and its
-    exchanges can be listed, and if the exchange is absent there, too, or its bindings are still empty `pause` seconds
-    later. `listed` is called with each list of exchanges. Raises ManagementError or TopologyError, also if an empty
-    answer is not proved.
+    quorum answers from its local copy (observed). An empty answer therefore counts only if the virtual host is listed
+    and its exchanges can be listed, and if the exchange is absent there, too, or its bindings are still empty `pause`
+    seconds later. `listed` is called with each list of exchanges. Raises ManagementError or TopologyError, also if an
+    empty answer is not proved.
     """
     vhost, exchange_name = name
     exchange = await read_exchange(api, name)

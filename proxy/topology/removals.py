@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-"""What readings show: the destinations of a hash exchange, or the bindings of an upstream exchange."""
+"""The item that readings show: a destination of a hash exchange, or a binding of an upstream exchange."""
 
 _LOOKS = 3
 """The number of readings in a settle time, after the first one that lacks a destination."""

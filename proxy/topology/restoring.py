@@ -74,7 +74,7 @@ class KeptRings:
         try:
             found = await asyncio.to_thread(cache.load_all)
         except Exception:
-            log.exception("a defect while rings were restored from ring_cache_dir; none is restored")
+            log.exception("unexpected error while rings were restored from ring_cache_dir; none is restored")
             found = []
         if found and not self._identity.asked:
             newest = found[0]

@@ -135,7 +135,7 @@ class Entry:
     refused: str = ""
     """Why publishes are refused instead of passed; empty if they are not refused."""
     upstream: Upstream | None = None
-    """What decides which ring behind the exchange a message goes to; None if the exchange is no upstream exchange."""
+    """The rule that decides which ring behind the exchange gets a message; None if this is no upstream exchange."""
 
     @property
     def follows_bindings(self) -> bool:

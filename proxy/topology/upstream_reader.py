@@ -68,8 +68,8 @@ class UpstreamReader:
     async def _still_bound(self, name: Name, hidden: frozenset[Binding]) -> frozenset[Binding]:
         """Return those of the bindings that show, and that declarations hide, which exist nevertheless.
 
-        RabbitMQ confirms the unbind of a binding that never existed. So an unbind without arguments says nothing of a
-        binding with arguments, which routes just as well. Raises ManagementError or TopologyError.
+        RabbitMQ confirms the unbind of a binding that never existed. An unbind without arguments therefore says nothing
+        of a binding with arguments, which routes just as well. Raises ManagementError or TopologyError.
         """
         unbound = self._overlays.of(name).only_unbound(hidden)
         return frozenset(unbound.intersection(await self._api.bindings_with_arguments(*name)) if unbound else ())

@@ -64,7 +64,7 @@ class Made:
         return isinstance(entry, Entry) and entry.known is not None and entry.passed is None
 
     def weights(self, name: Name = X) -> dict[Destination, int] | None:
-        """Of the ring in force; None where there is none."""
+        """Return the weights of the ring in force; None where there is none."""
         entry = self.router.entries.get(name)
         return entry.known.ring.as_weights() if entry and entry.known else None
 

@@ -1,4 +1,4 @@
-"""What the management API says of exchanges, bindings and queues, as it is understood; anything else is an error."""
+"""The management API's answers on exchanges, bindings and queues, as they are understood; anything else is an error."""
 
 import json
 import tracemalloc

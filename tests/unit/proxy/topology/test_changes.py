@@ -1,4 +1,4 @@
-"""What the log says of a ring that has changed."""
+"""The log's lines on a ring that has changed."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What readings, lies, declarations and returns make of a ring whose destinations are lanes."""
+"""The effect of readings, lies, declarations and returns on a ring whose destinations are lanes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -233,7 +233,7 @@ async def test_of_many_lanes_each_is_read_in_turn(fake: FakeManagement) -> None:
         fake.requests.clear()
         await reread(made, Destination("exchange", "lane.23"))
         assert fake.count("/api/exchanges/%2F/lane.23") == 1
-        # Of a ring that was restored from disk no lane was read yet.
+        # A ring that was restored from disk has no lane that was read yet.
         fake.requests.clear()
         made.router.put(X, replace(made.entry, restored=True))
         await reread(made)

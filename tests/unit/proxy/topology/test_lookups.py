@@ -1,4 +1,4 @@
-"""What a look-up makes of readings and declarations; with a management API that lies, in test_sync_look_ups.py."""
+"""Look-ups after readings and declarations; test_sync_look_ups.py has a management API that lies."""
 
 import asyncio
 from collections.abc import Callable
@@ -64,7 +64,7 @@ async def test_a_declaration_during_a_reading_takes_another_one() -> None:
     later = asyncio.create_task(readings.look_ups.look_up(X, 10))
     await asyncio.sleep(0)
     readings.gate.set()
-    # What was asked before the declaration is answered; the next publish asks again.
+    # The look-up from before the declaration is answered; the next publish asks again.
     await looking
     assert len(readings.started) == 1
     assert readings.router.awaits_read_back(X)

@@ -156,7 +156,7 @@ async def test_a_path_below_which_the_api_is(fake: FakeManagement) -> None:
 
 @pytest.mark.parametrize("code", [201, 204, 301, 302, 304, 400, 401, 403, 405, 408, 429, 500, 502, 503])
 async def test_any_other_status_is_an_error(fake: FakeManagement, api: Management, code: int) -> None:
-    # Also where the body is what was asked for.
+    # The status counts even where the body is what was asked for.
     text = "" if code in (204, 304) else LIST.decode()
     fake.fail(status(code, text, {"Location": "/api/vhosts", "WWW-Authenticate": 'Basic realm="x"'}))
     fault = await fault_of(api)

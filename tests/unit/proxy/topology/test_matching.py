@@ -110,7 +110,7 @@ def test_so_many_wildcards_behind_one_another_are_a_conflict(monkeypatch: pytest
 
 
 def test_patterns_without_a_word_in_common_are_not_compared() -> None:
-    """So many bindings take a few steps each, whether they lead to one ring or to several places."""
+    """The patterns of so many bindings take a few steps each, whether they lead to one ring or to several places."""
     for rings in ([RING], [RING, OTHER_RING, QUEUE]):
         bindings = [Binding(rings[n % len(rings)], f"user.{n}.#") for n in range(10_000)]
         upstream = upstream_of("topic", [*bindings, Binding(QUEUE, "pay.*")], [RING, OTHER_RING])

@@ -1,4 +1,4 @@
-"""What clients have declared, laid over readings that do not show it yet."""
+"""The declarations of clients, laid over readings that do not show them yet."""
 
 import pytest
 from hypothesis import given
@@ -75,7 +75,7 @@ def test_what_was_declared_is_laid_over_a_reading_that_does_not_show_it(
 ) -> None:
     overlay = told(*declarations)
     assert sorted(overlay.apply(shown, 100.0)) == sorted(true)
-    # Also over one that was under way when the -ok came, and as often as it is asked.
+    # The overlay counts for a reading that was under way when the -ok came, too, and as often as it is asked.
     assert sorted(overlay.apply(shown, 99.0)) == sorted(true)
 
 
@@ -89,7 +89,7 @@ def test_a_reading_that_shows_a_binding_twice_still_does() -> None:
     assert told(bound(B1)).apply([A1, A1], 100.0) == (A1, A1, B1)
 
 
-# What is forgotten, and when.
+# Declarations that are forgotten, and when
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_once_it_was_seen_to_be_gone_a_new_one_starts_afresh() -> None:
     assert overlay.apply([B1], LATE + 2) == (B1,)
 
 
-# What it vouches for.
+# Removals that the overlay vouches for
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_it_vouches_for_what_was_declared_to_be_gone(
 ) -> None:
     overlay = told(*declarations)
     assert overlay.confirmed_removals([A, B, E]) == confirmed_removals
-    # Also where the next good reading took long to come; then that one knows.
+    # The overlay vouches where the next good reading took long to come, too; then that one knows.
     assert overlay.confirmed_removals([A, B, E]) == confirmed_removals
     overlay.settle(None, (), LATE)
     assert overlay.confirmed_removals([A, B, E]) == set()
@@ -272,7 +272,7 @@ State = frozenset[Binding] | None
 
 
 def after(state: State, declaration: Declaration) -> State:
-    """What a broker makes of it."""
+    """Return the broker's state after a declaration."""
     match declaration:
         case ExchangeDeclared():
             return state or frozenset()
@@ -291,7 +291,7 @@ def after(state: State, declaration: Declaration) -> State:
 
 
 def check(overlay: Overlay, seen: State, true: State, started: float) -> None:
-    """That a reading of the state seen, with the overlay, is the true state."""
+    """Assert that a reading of the state seen, with the overlay, is the true state."""
     missing = overlay.misses_exchange(None if seen is None else CONSISTENT_HASH, started)
     if true is None:
         assert not missing

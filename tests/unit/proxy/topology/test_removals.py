@@ -92,7 +92,7 @@ def test_an_unbind_followed_by_a_bind_moves_nothing() -> None:
 def test_a_vouched_removal_counts_at_once_and_only_that() -> None:
     in_force = WeightsInForce({A: 1, B: 2, C: 3}).after({A: 1}, 0, 0, SETTLE, {B})
     assert in_force.weights == {A: 1, C: 3}
-    # Also where it was missing before.
+    # The rule holds for a destination that was missing before, too.
     assert in_force.after({A: 1}, 1, 1, SETTLE, [C]).weights == {A: 1}
 
 

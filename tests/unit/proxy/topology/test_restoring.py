@@ -15,7 +15,7 @@ from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
 
 
 async def keep(fake: FakeManagement, folder: Path) -> None:
-    """What a sidecar that is gone has kept."""
+    """Keep a ring on disk, as a sidecar did that is gone."""
     async with syncing(fake, cache=RingCache(folder)) as made:
         await made.scheduler.look_up(X, 10)
     await eventually(lambda: any(folder.glob("*.ring.json")))

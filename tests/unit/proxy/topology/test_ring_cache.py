@@ -1,4 +1,4 @@
-"""What is kept of rings on disk, and that nothing of it is believed unchecked."""
+"""Rings kept on disk, of which nothing is believed unchecked."""
 
 import json
 import os

@@ -72,7 +72,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
             clock.now += 1
             made.router.look(used)
             for name in (X, used, named):
-                # What an idle exchange's readings themselves do is no use of it.
+                # The readings of an idle exchange are no use of it.
                 await made.scheduler.refresh(name, "sync")
             made.scheduler._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}

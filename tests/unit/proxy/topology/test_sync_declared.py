@@ -1,4 +1,4 @@
-"""What the broker confirmed to a session, laid over readings that do not show it yet."""
+"""The declarations that the broker confirmed to a session, laid over readings that do not show them yet."""
 
 import asyncio
 import functools
@@ -410,7 +410,7 @@ async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
             assert (made.waits(), X in made.reader.overlays) == (False, False)
         made.scheduler.declared("/", ExchangeDeleted("x"))
         assert made.waits()
-        # What is bound to its successor may count.
+        # A binding of its successor may count.
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         assert made.reader.overlays.of(X).has_added(B)
 
@@ -483,7 +483,7 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
 
 
 async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement, clock: Clock) -> None:
-    """Of an exchange that nobody publishes to, bound and unbound all day, and of any number of exchanges."""
+    """An exchange that nobody publishes to is bound and unbound all day; then there is any number of exchanges."""
     async with syncing(fake) as made:
         for n in range(3000):
             clock.now += 0.1

@@ -1,4 +1,4 @@
-"""What is not believed of the management API's answers."""
+"""Answers of the management API that are not believed."""
 
 import logging
 import re
@@ -39,7 +39,7 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
         await made.scheduler.look_up(X, 10)
         entry = made.entry
         caplog.clear()
-        # So that every one of the lies has something to hide.
+        # Every one of the lies thus has something to hide.
         fake.bindings[X] = []
         if where == BINDINGS_OF_X or where == "/api/queues/":
             fake.bindings[X] = [binding("a"), binding("c")]

@@ -1,4 +1,4 @@
-"""What a reading makes of an exchange."""
+"""The result of one reading of an exchange."""
 
 from typing import Any
 from unittest.mock import Mock

@@ -81,7 +81,7 @@ async def test_an_exchange_whose_last_reading_failed_is_not_waited_for(fake: Fak
             async with asyncio.timeout(10):
                 await made.scheduler.refresh(X, "test", {gone})
         assert (len(fake.requests), gate.waiting) == (failed, 0)
-        # What they told counts for the reading that succeeds.
+        # The declarations that they were told count for the reading that succeeds.
         fake.mend()
         fake.exchange("x", binding("b"))
         clock.now += 1

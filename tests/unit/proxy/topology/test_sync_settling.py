@@ -1,4 +1,4 @@
-"""What changes at once, and what must settle."""
+"""Changes that count at once, and changes that must settle."""
 
 from typing import Any
 
@@ -142,7 +142,7 @@ async def test_no_bindings_left_settle_too(fake: FakeManagement, clock: Clock) -
 
 
 async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: FakeManagement, clock: Clock) -> None:
-    """What was there meanwhile nobody saw."""
+    """The bindings between the two were seen by nobody."""
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.scheduler.look_up(X, 10)

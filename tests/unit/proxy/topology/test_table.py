@@ -1,4 +1,4 @@
-"""What is known of each exchange, whether it may be used, and who is told of changes."""
+"""The entries of the router: what is known of each exchange, whether it may be used, and who is told of changes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,7 +141,7 @@ def test_changes_are_kept_up_to_a_number() -> None:
     assert kept.known is TWO
 
 
-# What was declared, and not read back yet.
+# Declarations that were not read back yet
 
 Y: Name = ("/", "y")
 
