@@ -1,4 +1,4 @@
-"""What every report says of its data: names and values at its head, and the doubt that a sample leaves."""
+"""The part of every report about its data: names and values at its head, and the doubt that a sample leaves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -26,7 +26,7 @@ class TopologyError(ValueError):
     """An answer of the management API has the wrong form; the message names the field and says what is wrong."""
 
     retry_after: Final = 0.0
-    """Such an answer names no time to wait."""
+    """The seconds to wait that the answer asks for: none."""
 
 
 class Cluster(msgspec.Struct):

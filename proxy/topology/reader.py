@@ -38,7 +38,7 @@ IN_TURN = "a regular reading"
 
 @dataclass
 class ExchangeState:
-    """What one reading of an exchange hands on to the next."""
+    """The state that one reading of an exchange hands on to the next."""
 
     is_named: bool = False
     """Whether a setting names the exchange."""
@@ -129,7 +129,7 @@ class Reader:
                 # A defect in this program must end neither this exchange's readings nor the others'.
                 fault = ManagementError(f"unexpected {type(error).__name__}: {error}")
                 self._failed(name, state, why, started, fault, error)
-            # Of these two the exchange cannot exist, or nothing can be asked of it, so nothing is restored.
+            # The exchange cannot exist, or nothing can be asked of it, so nothing is restored.
             if isinstance(fault, VhostNotListedError | NotAskableError) or not await self.restore(name, state):
                 raise fault from None
             return math.inf

@@ -70,7 +70,7 @@ class _Tracked:
     """
 
     state: ExchangeState
-    """What the reader hands on from one reading to the next."""
+    """The state that the reader hands on from one reading to the next."""
     due: float = 0.0
     """When the exchange is to be read next."""
     tried: float = NEVER

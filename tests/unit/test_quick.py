@@ -1,4 +1,4 @@
-"""What `make quick` tests, by what has changed."""
+"""The selection of tests by `make quick`, for each kind of changed path."""
 
 from pathlib import Path, PurePath
 

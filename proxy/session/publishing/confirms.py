@@ -8,7 +8,7 @@ Theory of operation
 -------------------
 
 A client with confirms gets exactly one answer for each publish, and the broker's ack of a publish that came back says
-nothing: RabbitMQ acks what it has returned. So three facts decide on a publish, and they come in any order:
+nothing: RabbitMQ acks what it has returned. Three facts decide on a publish, and they come in any order:
 
     the broker has answered it                       `open` no longer has it, or `waiting` or `due` remembers the ack
     it came back                                     `returned` has it, with None while it is on its way again

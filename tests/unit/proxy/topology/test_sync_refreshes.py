@@ -43,7 +43,7 @@ async def test_refreshes_share_a_reading_that_fails(fake: FakeManagement) -> Non
 async def test_readings_of_one_exchange_keep_a_distance(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where they fail. Nothing but the clock lets the second one start."""
+    """Readings that fail are shared too. Nothing but the clock lets the second one start."""
     monkeypatch.setattr(scheduler_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
     for fault in (None, status(500)):
