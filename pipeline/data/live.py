@@ -13,7 +13,7 @@ from proxy.settings.credentials import of_url
 from proxy.settings.parse import ConfigError
 from proxy.settings.tls import ClientTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
-from proxy.topology.lane_reader import read_behind
+from proxy.topology.lanes import read_behind
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.reading import read
 

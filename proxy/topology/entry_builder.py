@@ -11,6 +11,7 @@ from proxy.topology.bindings import RING_TYPES, Behind, Bindings, Exchange, Lead
 from proxy.topology.changes import changed, dead_letters_refused, lost
 from proxy.topology.management import Management
 from proxy.topology.matching import UPSTREAM_TYPES, Upstream
+from proxy.topology.reading import AT_ONCE, ask_each
 from proxy.topology.ring_cache import Saved
 from proxy.topology.table import Change, Entry, KnownRing, Name, PassReason, with_change
 from ring.destination import Destination
@@ -23,9 +24,6 @@ for.
 
 The number is small because eight queues made four fifths of what the readings of 1,000 sidecars cost the broker, which
 was one core in all (measured)."""
-
-_AT_ONCE = 4
-"""The number of queues that are asked for at the same time."""
 
 Weights = Mapping[Destination, int]
 """The weight of each destination."""
@@ -89,10 +87,7 @@ class EntryBuilder:
             published_to = [d.name for d in weights if d.kind == "queue" and d not in lanes]
             queues = await self._dead_letters(name[0], published_to, before.queues if before else {})
             if known is None or not _same(known, weights, hashed, exchange_type):
-                loop = asyncio.get_running_loop()
-                known, change = await loop.run_in_executor(
-                    self._builder, _next, known, weights, hashed, exchange_type, why
-                )
+                known, change = await self._ring(known, weights, hashed, exchange_type, why)
         bound_aside = _bound_aside(weights, behind)
         passed = self._pass_reason(exchange_type, mode, known, queues, bound_aside)
         if upstream is not None:
@@ -125,10 +120,7 @@ class EntryBuilder:
         known = before.known
         assert known is not None
         weights = {d: weight for d, weight in known.ring.as_weights().items() if d not in gone}
-        loop = asyncio.get_running_loop()
-        ring, change = await loop.run_in_executor(
-            self._builder, _next, known, weights, known.hashed, known.exchange_type, why
-        )
+        ring, change = await self._ring(known, weights, known.hashed, known.exchange_type, why)
         lanes = {queue: lane for queue, lane in before.lanes.items() if queue not in gone}
         bound = {d: weight for d, weight in before.bindings.weights.items() if d not in gone}
         ended = {before.lanes.get(d, d.name) for d in gone}
@@ -154,10 +146,7 @@ class EntryBuilder:
             return None  # which rings its messages go to is not kept
         known = None
         if saved.weights:
-            loop = asyncio.get_running_loop()
-            known, _ = await loop.run_in_executor(
-                self._builder, _next, None, saved.weights, saved.hashed, saved.exchange_type, "restored"
-            )
+            known, _ = await self._ring(None, saved.weights, saved.hashed, saved.exchange_type, "restored")
         passed = self._pass_reason(saved.exchange_type, mode, known, saved.queues, saved.bound_aside)
         return Entry(
             mode=mode,
@@ -173,6 +162,13 @@ class EntryBuilder:
             internal=saved.internal,
             restored=True,
         )
+
+    async def _ring(
+        self, old: KnownRing | None, weights: Weights, hashed: HashedValue, exchange_type: str, why: str
+    ) -> tuple[KnownRing, Change]:
+        """Return the ring that replaces `old`, built in the thread, and how it differs."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._builder, _next, old, weights, hashed, exchange_type, why)
 
     def _refused(self, passed: PassReason | None, mode: Mode, queues: Mapping[str, str | None]) -> str:
         """Return why publishes are refused; empty if they are not, as is always so for an exchange that is not in mode
@@ -225,20 +221,18 @@ class EntryBuilder:
         await self._look(vhost, [*unsettled, *settled[:DEAD_LETTER_READS]], answers)
         todo = suspects[DEAD_LETTER_READS:]
         while todo and not any(answers[queue] for queue in suspects if queue not in todo):
-            await self._look(vhost, todo[:_AT_ONCE], answers)
-            todo = todo[_AT_ONCE:]
+            await self._look(vhost, todo[:AT_ONCE], answers)
+            todo = todo[AT_ONCE:]
         return answers
 
     async def _look(self, vhost: str, queues: Sequence[str], answers: dict[str, str | None]) -> None:
         """Ask how these queues dead-letter, and move them to the end of `answers`, so that the next reading asks for
         others.
         """
-        for start in range(0, len(queues), _AT_ONCE):
-            batch = queues[start : start + _AT_ONCE]
-            read = await asyncio.gather(*(self._api.dead_letters_by_own_name(vhost, queue) for queue in batch))
-            for queue, answer in zip(batch, read, strict=True):
-                answers.pop(queue, None)
-                answers[queue] = answer
+        read = await ask_each(lambda queue: self._api.dead_letters_by_own_name(vhost, queue), queues)
+        for queue, answer in read.items():
+            answers.pop(queue, None)
+            answers[queue] = answer
 
 
 def _bound_aside(weights: Weights, behind: Mapping[str, Behind]) -> PassReason | None:

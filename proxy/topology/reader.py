@@ -13,17 +13,16 @@ from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.entry_builder import EntryBuilder
-from proxy.topology.lane_reader import NOTHING_READ, LaneReader, gone_behind
+from proxy.topology.kept_rings import KeptRings
+from proxy.topology.lanes import NOTHING_READ, Lanes, gone_behind
 from proxy.topology.lookups import Absent
 from proxy.topology.management import Management, ManagementError, NotAskableError
 from proxy.topology.overlay_store import OverlayStore
-from proxy.topology.reading import Reading, VhostNotListedError, read
-from proxy.topology.recent_listings import RecentListings
+from proxy.topology.reading import Reading, RecentListings, VhostNotListedError, read
 from proxy.topology.removals import WeightsInForce
-from proxy.topology.restoring import KeptRings
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import NEVER, Change, Entry, Name, Router, Unread
-from proxy.topology.upstream_reader import UpstreamReader
+from proxy.topology.upstreams import Upstreams
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -83,8 +82,8 @@ class Reader:
         self.kept = KeptRings(cache, self._entry_builder, router, self.identity, max_age)
         self.overlays = OverlayStore()
         self.listings = RecentListings()
-        self._lane_reader = LaneReader(api, self.overlays, min(settle_time, LONGEST_DOUBT))
-        self._upstreams = UpstreamReader(api, selection, self.overlays, settle_time)
+        self._lanes = Lanes(api, self.overlays, min(settle_time, LONGEST_DOUBT))
+        self._upstreams = Upstreams(api, selection, self.overlays, settle_time)
         self.results: Counter[str] = Counter()
         """The number of readings by result: ok, absent, failed."""
         self.changes: Counter[Name] = Counter()
@@ -137,7 +136,8 @@ class Reader:
     async def restore(self, name: Name, state: ExchangeState) -> bool:
         """Put an exchange that cannot be read into the table as it is kept on disk, with the age of the kept reading.
 
-        Returns whether the exchange was restored and publishes can use its entry now.
+        Returns whether the exchange was restored and publishes can use its entry now. It then counts as one whose last
+        reading failed.
         """
         if name in self._router.entries or name in self.overlays:
             return False
@@ -146,7 +146,15 @@ class Reader:
             return False
         state.in_force = WeightsInForce(entry.known.ring.as_weights() if entry.known is not None else {})
         self._router.put(name, entry)
-        return not isinstance(self._router.look(name), Unread)
+        if isinstance(self._router.look(name), Unread):
+            return False
+        state.fault = state.fault or ManagementError("the management API has not answered yet")
+        return True
+
+    def forget(self, name: Name, state: ExchangeState) -> None:
+        """Take an exchange out of the table, and its weights out of force, also for a reading under way."""
+        self._router.drop(name)
+        state.in_force = WeightsInForce()
 
     def _is_known(self, name: Name, state: ExchangeState) -> bool:
         """Return whether the exchange is read in turn, so that no client has just chosen its name."""
@@ -256,7 +264,7 @@ class Reader:
         )
         if upstream is None and self._selection.has_ring(*name):
             bound_to = {*(binding.destination for binding in corrected), *state.in_force.weights}
-            read_behind = await self._lane_reader.read(name[0], bound_to, before, confirmed_removals, started)
+            read_behind = await self._lanes.read(name[0], bound_to, before, confirmed_removals, started)
         bindings, in_force = Bindings(), WeightsInForce[Destination]()
         if upstream is None and (exchange is None or exchange.type in RING_TYPES):
             bindings, in_force = self._in_force(

@@ -1,12 +1,25 @@
 """Read one exchange consistently from the management API: all requests, and proof where an answer is empty."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from proxy.topology.bindings import RING_TYPES, Binding, Exchange, grouped_by
 from proxy.topology.management import Management, ManagementError
-from proxy.topology.table import Name
+from proxy.topology.table import NEVER, Name
+
+AT_ONCE = 4
+"""The most questions of one kind that one reading asks at the same time."""
+
+LISTING_COUNTS = 1.0
+"""Seconds, from its request on, for which a list of exchanges proves that an exchange does not exist."""
+
+MOST_LISTINGS = 16
+"""The most virtual hosts whose last list is kept."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -44,12 +57,12 @@ async def read(
     vhost, exchange_name = name
     exchange = await read_exchange(api, name)
     if exchange is None:
-        await _corroborate_absence(api, name, listed)
+        await check_absent(api, vhost, {exchange_name}, listed)
         return ABSENT
     if exchange.type not in types:
         return Reading(exchange)
     bindings = await api.bindings(vhost, exchange_name)
-    if not bindings and not await _listed(api, name, listed):
+    if not bindings and exchange_name not in await _exchange_names(api, vhost, listed):
         return ABSENT
     if not bindings:
         await asyncio.sleep(pause)
@@ -71,15 +84,14 @@ async def read_exchange(api: Management, name: Name) -> Exchange | None:
     return replace(exchange, balances=grouped) if of is not None and of.type in RING_TYPES else exchange
 
 
-async def _corroborate_absence(api: Management, name: Name, listed: Listed | None) -> None:
-    """Check that an exchange whose page is 404 is not listed, either. Raises ManagementError if it is."""
-    if await _listed(api, name, listed):
-        raise ManagementError(f"exchange {name[1]!r} is listed in virtual host {name[0]!r}, and its own page is 404")
+async def check_absent(api: Management, vhost: str, absent: Collection[str], listed: Listed | None = None) -> None:
+    """Check that exchanges whose pages are 404 are not listed, either. Raises ManagementError if one is."""
+    if shown := sorted((await _exchange_names(api, vhost, listed)).intersection(absent)):
+        raise ManagementError(f"exchange {shown[0]!r} is listed in virtual host {vhost!r}, and its own page is 404")
 
 
-async def _listed(api: Management, name: Name, listed: Listed | None) -> bool:
-    """Return whether its virtual host lists the exchange. Raises VhostNotListedError if that is not listed."""
-    vhost, exchange_name = name
+async def _exchange_names(api: Management, vhost: str, listed: Listed | None) -> frozenset[str]:
+    """Return the names of a virtual host's exchanges. Raises VhostNotListedError if that is not listed."""
     names = await api.exchange_names(vhost)
     if vhost not in await api.vhosts():
         names = None
@@ -87,7 +99,16 @@ async def _listed(api: Management, name: Name, listed: Listed | None) -> bool:
         listed(vhost, names)
     if names is None:
         raise VhostNotListedError(vhost)
-    return exchange_name in names
+    return names
+
+
+async def ask_each(ask: Callable[[K], Awaitable[V]], keys: Sequence[K]) -> dict[K, V]:
+    """Return the answer to each question, of which up to `AT_ONCE` are asked at the same time."""
+    answers: dict[K, V] = {}
+    for start in range(0, len(keys), AT_ONCE):
+        batch = keys[start : start + AT_ONCE]
+        answers.update(zip(batch, await asyncio.gather(*map(ask, batch)), strict=True))
+    return answers
 
 
 class VhostNotListedError(ManagementError):
@@ -96,3 +117,41 @@ class VhostNotListedError(ManagementError):
     def __init__(self, vhost: str) -> None:
         """Make the error for this virtual host."""
         super().__init__(f"virtual host {vhost!r} does not exist, or the management user may not see it")
+
+
+class RecentListings:
+    """The last list of exchanges of each virtual host, as the management API sent it.
+
+    Clients choose the names that they publish to, and each name that does not exist costs the API three requests. One
+    of them lists all exchanges, so while it is new that list also answers for every other name.
+    """
+
+    def __init__(self) -> None:
+        """Make an object that knows no list yet."""
+        self._listed: dict[str, tuple[float, frozenset[str] | None]] = {}
+
+    def note(self, vhost: str, names: frozenset[str] | None, asked: float) -> None:
+        """Remember a list that was requested at the monotonic time `asked`; `names` is None if the virtual host is not
+        listed.
+        """
+        self._listed.pop(vhost, None)
+        self._listed[vhost] = asked, names
+        for oldest in list(self._listed)[:-MOST_LISTINGS]:
+            del self._listed[oldest]
+
+    def lacks(self, name: Name, declared_at: float, now: float) -> bool:
+        """Return whether a recent list lacks this exchange and was requested after its last declaration, at
+        `declared_at`.
+        """
+        asked, names = self._listed.get(name[0], (NEVER, frozenset()))
+        return now - asked <= LISTING_COUNTS and declared_at < asked and (names is None or name[1] not in names)
+
+    def lacks_vhost(self, vhost: str) -> bool:
+        """Return whether the virtual host was not listed: it does not exist, or the management user may not see it."""
+        return vhost in self._listed and self._listed[vhost][1] is None
+
+    def forget_old(self, now: float) -> None:
+        """Forget the lists that are older than `LISTING_COUNTS`."""
+        for vhost, (asked, _) in list(self._listed.items()):
+            if now - asked > LISTING_COUNTS:
+                del self._listed[vhost]

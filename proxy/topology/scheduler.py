@@ -27,7 +27,6 @@ from proxy.topology.lookups import Absent, LookUps, NotReadable
 from proxy.topology.management import ManagementError
 from proxy.topology.reader import IN_TURN, ExchangeState, Reader, absent
 from proxy.topology.reading import VhostNotListedError
-from proxy.topology.removals import WeightsInForce
 from proxy.topology.table import NEVER, Entry, Name, Router
 from ring.destination import Destination
 
@@ -212,15 +211,12 @@ class Scheduler:
             is_usable = await self._reader.restore(name, tracked.state)
             self._track(name, tracked)
             if is_usable:
-                tracked.state.fault = tracked.state.fault or ManagementError("the management API has not answered yet")
                 self._look_ups.known(name)
 
     def _identified(self) -> None:
         """Forget the rings that were restored of another cluster, after the names of the API's cluster have changed."""
         for name in self._reader.kept.of_another_cluster():
-            self._router.drop(name)
-            # A reading under way may hold this object, and must not carry the weights on.
-            self._tracked[name].state.in_force = WeightsInForce()
+            self._reader.forget(name, self._tracked[name].state)
             self._track(name, self._tracked[name])
         self._router.notify()
 

@@ -80,8 +80,8 @@ IO_MODULES = {
     "proxy.settings": {"files", "tls"},
     "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
-        *("cluster", "entry_builder", "http_client", "lane_reader", "lookups", "management", "reading", "reader"),
-        *("restoring", "ring_cache", "scheduler", "upstream_reader"),
+        *("cluster", "entry_builder", "http_client", "kept_rings", "lanes", "lookups", "management"),
+        *("reader", "reading", "ring_cache", "scheduler", "upstreams"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
@@ -123,7 +123,7 @@ PIPELINE_MAY = {
     *("publisher.channel", "publisher.connection", "publisher.dial", "publisher.protocol"),
     *("routing.counters", "routing.route"),
     *("settings.config", "settings.credentials", "settings.parse", "settings.sources", "settings.tls"),
-    *("topology.bindings", "topology.lane_reader", "topology.management", "topology.reading"),
+    *("topology.bindings", "topology.lanes", "topology.management", "topology.reading"),
     *("wire.content", "wire.frames", "wire.properties"),
 }
 """Modules of proxy for the pipeline: those that read bindings, and those that publish with confirms."""

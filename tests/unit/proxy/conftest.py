@@ -4,7 +4,7 @@ import pytest
 
 from proxy.topology import reader as reader_module
 from proxy.topology import scheduler as scheduler_module
-from proxy.topology import upstream_reader
+from proxy.topology import upstreams
 from proxy.topology.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
 from tests.unit.proxy.topology.syncing import Clock
@@ -25,6 +25,6 @@ async def api(fake: FakeManagement) -> AsyncIterator[Management]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (scheduler_module, reader_module, upstream_reader):
+    for module in (scheduler_module, reader_module, upstreams):
         monkeypatch.setattr(module, "time", made)
     return made

@@ -16,8 +16,8 @@ X: Name = ("/", "x")
 FAULT = ManagementError("down")
 
 
-class Readings:
-    """Stands for the scheduler: each reading waits until the test lets it go, or ends at once."""
+class FakeReader:
+    """Stands for the reader: each reading waits until the test lets it go, or ends at once."""
 
     def __init__(self, *ends: Exception | None) -> None:
         """How they end in turn, the last one again and again; None is a good one."""
@@ -55,7 +55,7 @@ class Readings:
 
 
 async def test_a_declaration_during_a_reading_takes_another_one() -> None:
-    readings = Readings(None)
+    readings = FakeReader(None)
     readings.gate.clear()
     looking = asyncio.create_task(readings.look_ups.look_up(X, 10))
     await readings.begun.wait()
@@ -74,7 +74,7 @@ async def test_a_declaration_during_a_reading_takes_another_one() -> None:
 
 
 async def test_a_stream_of_declarations_holds_up_no_look_up() -> None:
-    readings = Readings(None)
+    readings = FakeReader(None)
     readings.put(X, 999.0)
     readings.during = readings.expect
     readings.expect()
@@ -84,7 +84,7 @@ async def test_a_stream_of_declarations_holds_up_no_look_up() -> None:
 
 
 async def test_where_nothing_new_was_declared_a_failed_reading_is_enough() -> None:
-    readings = Readings(FAULT)
+    readings = FakeReader(FAULT)
     readings.put(X, 999.0)
     readings.expect(certain=False)
     await readings.look_ups.look_up(X, 10)
@@ -93,7 +93,7 @@ async def test_where_nothing_new_was_declared_a_failed_reading_is_enough() -> No
 
 
 async def test_and_so_is_one_that_does_not_end() -> None:
-    readings = Readings(None)
+    readings = FakeReader(None)
     readings.gate.clear()
     readings.put(X, 999.0)
     readings.expect(certain=False)
@@ -106,7 +106,7 @@ async def test_and_so_is_one_that_does_not_end() -> None:
 
 
 async def test_what_may_change_something_is_read_until_that_succeeds() -> None:
-    readings = Readings(FAULT, FAULT, None)
+    readings = FakeReader(FAULT, FAULT, None)
     readings.put(X, 999.0)
     readings.expect()
     await readings.look_ups.look_up(X, 10)
@@ -116,7 +116,7 @@ async def test_what_may_change_something_is_read_until_that_succeeds() -> None:
 
 async def test_where_nothing_was_declared_a_failed_reading_is_no_answer() -> None:
     for known in (True, False):
-        readings = Readings(FAULT)
+        readings = FakeReader(FAULT)
         if known:
             readings.put(X, 999.0)
         with pytest.raises(NotReadable, match="down"):
@@ -125,7 +125,7 @@ async def test_where_nothing_was_declared_a_failed_reading_is_no_answer() -> Non
 
 
 async def test_an_exchange_that_went_meanwhile_does_not_serve_on() -> None:
-    readings = Readings(FAULT)
+    readings = FakeReader(FAULT)
     readings.put(X, 999.0)
     readings.expect(certain=False)
     readings.during = lambda: readings.router.drop(X)
@@ -135,7 +135,7 @@ async def test_an_exchange_that_went_meanwhile_does_not_serve_on() -> None:
 
 async def test_all_that_wait_for_an_api_that_hangs_are_served_by_the_last_good_entry() -> None:
     """Where what was declared, again and again, changes nothing as far as is known."""
-    readings = Readings(None)
+    readings = FakeReader(None)
     readings.put(X, 999.0)
     readings.gate.clear()
     readings.expect(certain=False)
@@ -152,17 +152,17 @@ async def test_all_that_wait_for_an_api_that_hangs_are_served_by_the_last_good_e
 
 
 async def test_absent_is_an_answer() -> None:
-    readings = Readings(Absent("gone"))
+    readings = FakeReader(Absent("gone"))
     with pytest.raises(Absent, match="gone"):
         await readings.look_ups.look_up(X, 10)
-    readings = Readings(VhostNotListedError("/"))
+    readings = FakeReader(VhostNotListedError("/"))
     with pytest.raises(Absent, match="virtual host '/'"):
         await readings.look_ups.look_up(X, 10)
     assert readings.look_ups.under_way == {}
 
 
 async def test_few_exchanges_are_read_first_at_once_and_known_ones_wait_for_none() -> None:
-    readings = Readings(None)
+    readings = FakeReader(None)
     readings.gate.clear()
     names = [("/", f"{n}") for n in range(10)]
     asked = [asyncio.create_task(readings.look_ups.look_up(name, 10)) for name in names]
@@ -181,7 +181,7 @@ async def test_few_exchanges_are_read_first_at_once_and_known_ones_wait_for_none
 
 
 async def test_who_has_left_takes_no_turn() -> None:
-    readings = Readings(None)
+    readings = FakeReader(None)
     readings.gate.clear()
     asked = [readings.look_ups.look_up(("/", f"{n}"), 0.02) for n in range(10)]
     ends = await asyncio.gather(*asked, return_exceptions=True)
@@ -193,7 +193,7 @@ async def test_who_has_left_takes_no_turn() -> None:
 
 async def test_who_comes_when_a_look_up_has_just_failed_starts_another() -> None:
     """It would be told of a fault from before it asked, while the callbacks of the failed one have not run yet."""
-    readings = Readings(VhostNotListedError("gone"), None)
+    readings = FakeReader(VhostNotListedError("gone"), None)
     joined = []
 
     def join() -> None:

@@ -1,6 +1,6 @@
 """Lists of exchanges that were just read: which names they lack."""
 
-from proxy.topology.recent_listings import LISTING_COUNTS, MOST_LISTINGS, RecentListings
+from proxy.topology.reading import LISTING_COUNTS, MOST_LISTINGS, RecentListings
 
 X = ("/", "x")
 

@@ -7,7 +7,7 @@ import pytest
 from proxy.topology.bindings import CONSISTENT_HASH
 from proxy.topology.declarations import ExchangeDeclared
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
-from proxy.topology.recent_listings import LISTING_COUNTS
+from proxy.topology.reading import LISTING_COUNTS
 from proxy.topology.table import PassReason
 from ring.ring import Ring
 from tests.unit.proxy.eventually import eventually

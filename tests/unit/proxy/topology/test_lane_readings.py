@@ -17,7 +17,7 @@ from proxy.topology.declarations import (
     QueueDeleted,
     changes_lane,
 )
-from proxy.topology.lane_reader import LANE_READS, gone_behind, read_behind
+from proxy.topology.lanes import LANE_READS, gone_behind, read_behind
 from proxy.topology.lookups import NotReadable
 from proxy.topology.management import Management
 from proxy.topology.overlay import OVERLAY_TIME

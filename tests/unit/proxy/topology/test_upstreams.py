@@ -16,7 +16,7 @@ from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import UPSTREAM_TYPES
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import PassReason, Unread
-from proxy.topology.upstream_reader import MOST_BEHIND
+from proxy.topology.upstreams import MOST_BEHIND
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, status

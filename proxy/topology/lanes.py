@@ -7,7 +7,7 @@ from typing import NamedTuple
 from proxy.topology.bindings import FANOUT, NOTHING_BEHIND, Behind, Binding, Leads, behind_of
 from proxy.topology.management import Management, ManagementError, NotAskableError
 from proxy.topology.overlay_store import OverlayStore
-from proxy.topology.reading import VhostNotListedError, read_exchange
+from proxy.topology.reading import ask_each, check_absent, read_exchange
 from proxy.topology.table import Entry, Name
 from ring.destination import Destination
 
@@ -51,11 +51,8 @@ class BehindReading(NamedTuple):
 NOTHING_READ = BehindReading(NOTHING_BEHIND, {})
 """The reading of a ring exchange behind which there are only queues."""
 
-_AT_ONCE = 4
-"""The number of exchanges that are asked for at the same time."""
 
-
-class LaneReader:
+class Lanes:
     """Reads what is behind the ring exchanges, for as long as the process reads any."""
 
     def __init__(self, api: Management, overlays: OverlayStore, pause: float = 0.0) -> None:
@@ -120,17 +117,15 @@ class LaneReader:
 
     async def _ask(self, vhost: str, names: Sequence[str], policies: "_Policies", started: float) -> "BehindReading":
         """Read where each of these exchanges leads. Raises ManagementError or TopologyError."""
-        answers: dict[str, Behind] = {}
-        shown: dict[str, Shown] = {}
-        for start in range(0, len(names), _AT_ONCE):
-            batch = names[start : start + _AT_ONCE]
-            found = await asyncio.gather(*(self._ask_one((vhost, name), policies, started) for name in batch))
-            for name, (behind, read) in zip(batch, found, strict=True):
-                answers[name] = behind
-                if read.exchange_type in (FANOUT, None):
-                    shown[name] = read
-        await self._corroborate(vhost, [name for name, found in answers.items() if found.leads is Leads.ABSENT])
-        return BehindReading(answers, shown)
+        found = await ask_each(lambda name: self._ask_one((vhost, name), policies, started), names)
+        absent = [name for name, (behind, _) in found.items() if behind.leads is Leads.ABSENT]
+        # An exchange of which a declaration says that it was deleted is not looked for.
+        if unproved := [name for name in absent if (vhost, name) not in self._overlays]:
+            await check_absent(self._api, vhost, unproved)
+        return BehindReading(
+            {name: behind for name, (behind, _) in found.items()},
+            {name: read for name, (_, read) in found.items() if read.exchange_type in (FANOUT, None)},
+        )
 
     async def _ask_one(self, name: Name, policies: "_Policies", started: float) -> tuple[Behind, Shown]:
         """Return where one exchange leads, corrected by declarations, and what was read.
@@ -157,28 +152,14 @@ class LaneReader:
         found = behind_of(exchange, bindings, await policies.names() if exchange.policy else ())
         return found, Shown(shown_type, read)
 
-    async def _corroborate(self, vhost: str, absent: Collection[str]) -> None:
-        """Check that exchanges whose pages are 404 are not listed, either. Raises ManagementError if one is.
-
-        An exchange of which a declaration says that it was deleted is not looked for.
-        """
-        unproved = [name for name in absent if (vhost, name) not in self._overlays]
-        if not unproved:
-            return
-        listed = await self._api.exchange_names(vhost)
-        if listed is None or vhost not in await self._api.vhosts():
-            raise VhostNotListedError(vhost)
-        if shown := sorted(listed.intersection(unproved)):
-            raise ManagementError(f"exchange {shown[0]!r} is listed in virtual host {vhost!r}, and its own page is 404")
-
 
 async def read_behind(api: Management, vhost: str, bindings: Iterable[Binding]) -> Mapping[str, Behind]:
     """Return where each exchange among the destinations of a ring exchange's bindings leads, by its name.
 
     This is for whoever reads a ring once, and knows of no declarations. Raises ManagementError or TopologyError.
     """
-    reader = LaneReader(api, OverlayStore())
-    return (await reader.read(vhost, (binding.destination for binding in bindings), None, (), 0.0)).behind
+    lanes = Lanes(api, OverlayStore())
+    return (await lanes.read(vhost, (binding.destination for binding in bindings), None, (), 0.0)).behind
 
 
 class _Policies:

@@ -9,7 +9,7 @@ from proxy.topology.bindings import RING_TYPES, Binding
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.matching import UPSTREAM_TYPES, Upstream, upstream_of
 from proxy.topology.overlay_store import OverlayStore
-from proxy.topology.reading import Reading
+from proxy.topology.reading import Reading, ask_each
 from proxy.topology.removals import WeightsInForce
 from proxy.topology.table import Entry, Name
 from ring.destination import Destination
@@ -17,11 +17,8 @@ from ring.destination import Destination
 MOST_BEHIND = 100
 """The most exchanges behind an upstream exchange; each reading asks for the type of every one."""
 
-_AT_ONCE = 4
-"""The number of exchanges that are asked for at the same time."""
 
-
-class UpstreamReader:
+class Upstreams:
     """Reads what is behind the upstream exchanges, for as long as the process reads any."""
 
     def __init__(self, api: Management, selection: Selection, overlays: OverlayStore, settle_time: float) -> None:
@@ -81,12 +78,9 @@ class UpstreamReader:
         behind = sorted({b.destination for b in bindings if b.destination.kind == "exchange"})
         if len(behind) > MOST_BEHIND:
             return Upstream(exchange_type, bindings, frozenset(), f"it is bound to more than {MOST_BEHIND} exchanges")
-        rings: set[Destination] = set()
-        for start in range(0, len(behind), _AT_ONCE):
-            batch = behind[start : start + _AT_ONCE]
-            lead_on = await asyncio.gather(*(self._leads_on(vhost, each, last, started) for each in batch))
-            rings.update(each for each, leads in zip(batch, lead_on, strict=True) if leads)
-        if last is not None and (last.bindings, last.rings) == (bindings, frozenset(rings)):
+        leads_on = await ask_each(lambda each: self._leads_on(vhost, each, last, started), behind)
+        rings = frozenset(each for each, leads in leads_on.items() if leads)
+        if last is not None and (last.bindings, last.rings) == (bindings, rings):
             return last
         return await asyncio.to_thread(upstream_of, exchange_type, bindings, rings)
 
