@@ -8,22 +8,23 @@ Theory of operation
 
 `_take` walks over the frames as `client_loop` does: `data[start:i]` is the run that goes on unchanged, and each frame
 gets `replaced`, which is None (goes on), b"" (dropped) or other bytes. The broker's channels are of three kinds: the
-client's own, one that was kept back for republishing (`own.number`), and hidden ones, on which a group's links consume.
+client's own, one that was kept back for republishing (`own.number`), and hidden ones of the interceptor's.
 The first rule that fits decides.
 
     another channel of the same merge is       the frame is held until that content has come to its end
     amidst a content
-    a hidden channel of a group                deliveries become the client's; `interceptor.hidden_frame` has the rest
+    a hidden channel                           deliveries become the client's; `interceptor.hidden_frame` has the rest
     a channel that the client has left         `closing.too_late`
     a method: ack or nack                      counted, and split where publishes are on their way again
     a method of `methods.FROM_BROKER`          its handler; basic.return begins a message that came back
-    any other method of a group's member       `interceptor.from_broker`
+    any other method on a channel with a       `interceptor.from_broker`
+    source
     a header or body of a message that came    `returns`, which keeps it from the client and publishes it again
     back
     a frame on the channel for republishing    `returns.on_own_channel`
     anything else                              goes on
 
-A merge makes one channel of several: the client's own channel and the hidden channels of its links. A client must get
+A merge makes one channel of several: the client's own channel and hidden ones, each a source. A client must get
 the frames of one content without another method between them, so a merge lets one channel at a time through, from a
 content's method to the end of its body (`merge.busy`). Frames of the others are held, and are taken again as if they
 had come right behind that end. Therefore no body of theirs streams before.
