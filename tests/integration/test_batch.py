@@ -387,10 +387,17 @@ def test_a_full_queue_refuses_and_the_keys_keep_their_order(sidecar: Sidecar, vh
     vhost.bind("orders", "full")
     vhost.queue("free")
     vhost.bind("orders", "free")
-    # The queue refuses while the rest is still being sent.
-    items = [item | {"payload": f"{n} ".ljust(3000, "x")} for n, item in enumerate(numbered(2000, 40))]
+    items = numbered(2000, 40)
 
-    results = failed(sidecar.batch("orders", items, vhost=vhost.name), 503)
+    def body() -> Iterator[bytes]:
+        """Send the second half only once the queue has refused a message of the first."""
+        yield lines(items[:1000])
+        labels = {"vhost": vhost.name, "outcome": "nacked"}
+        wait_until("a nack", lambda: sidecar.metric("ringproxy_publishes_total", **labels) > 0)
+        yield lines(items[1000:])
+
+    path = publish_path("orders", vhost.name, "publish/batch")
+    results = failed(sidecar.ask("POST", path, body(), {"Content-Type": NDJSON}), 503)
 
     told = outcomes(results)
     full = [n for n, item in enumerate(items) if owner(["full", "free"], item["key"]) == "full"]
