@@ -28,7 +28,7 @@ def idle(world: World) -> str:
             # The admin listener has no TLS, and has the exchange read as a publish would.
             try:
                 with DIRECT.open(f"{sidecar.admin_url}/rings/%2F/{EXCHANGE}", timeout=30) as response:
-                    known = b'"fingerprint"' in response.read()
+                    known = b'"destinations"' in response.read()
             except urllib.error.HTTPError as error:
                 error.close()
                 known = False
