@@ -35,7 +35,7 @@ _SIDECAR = "http://127.0.0.1:15681"
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a mistake in settings or arguments."""
     given = sys.argv[1:] if arguments is None else arguments
-    # The arguments of another command would have its modules imported, and numpy with them.
+    # The arguments of another command would have its modules imported.
     named = {command.name for command in COMMANDS}.intersection(given[:1])
     options, unknown = parser(*named).parse_known_args(given)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -173,7 +173,7 @@ def _add_pair(command: argparse.ArgumentParser) -> None:
 
 
 def _add_topology(command: argparse.ArgumentParser) -> None:
-    # Imported only for this command: numpy and aio-pika take 15 MiB of memory, which a sidecar does without.
+    # Imported only for this command: a sidecar would keep its modules, and aio-pika, in memory for nothing.
     from proxy.shards import command as topology
 
     parts = command.add_subparsers(required=True, metavar="PART")

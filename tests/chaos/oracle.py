@@ -22,8 +22,8 @@ STANDSTILL = 3.0
 and twice as much for a machine whose processors are all busy. Six queues that are waited for in turn take six."""
 
 UNANSWERED = 14.0
-"""Seconds from which a publish counts as left without an answer. Every other wait of this suite is shorter: an alarm, a
-heartbeat, an election, and the 15 s that a sidecar gives RabbitMQ to confirm what it publishes again, from the return.
+"""Seconds from which a publish counts as left without an answer: longer than an alarm, a lost connection or an election
+of this suite. After 15 s without the confirm of a message that it publishes again, a sidecar ends the session.
 """
 
 GONE_AFTER = 0.05

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
         ("docs/index.md", {"tests/unit/test_docs.py"}),
         ("deploy/sidecar.yaml", {"tests/unit/test_deploy.py"}),
         ("pipeline/data/tables.py", set()),
+        ("testbed/quick.py", {"tests/unit/test_quick.py"}),
+        ("testbed/demo/race.py", set()),
         ("setup.py", set()),
     ],
 )

@@ -42,16 +42,21 @@ def _serving(text: Callable[[], str], content_type: str, headers: Mapping[str, s
 
     The text is made for the first request, in 7 ms: in most sidecars there is none.
     """
-    body = functools.cache(lambda: text().encode())
+
+    @functools.cache
+    def made() -> tuple[bytes, str]:
+        body = text().encode()
+        return body, hashlib.sha256(body).hexdigest()[:16]
+
     headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **headers}
 
     async def serve(request: web.Request) -> web.Response:
-        tag = hashlib.sha256(body()).hexdigest()[:16]
+        body, tag = made()
         known = any(etag.value in (tag, "*") for etag in request.if_none_match or ())
         if known:
             response = web.Response(status=304, headers=headers)
         else:
-            response = web.Response(body=body(), content_type=content_type, charset="utf-8", headers=headers)
+            response = web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
         response.etag = tag
         return response
 
