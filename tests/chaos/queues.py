@@ -140,11 +140,16 @@ class Queues:
 
     def delete_together(self, node: Node, queues: Sequence[str], now: Callable[[], None]) -> None:
         """Delete several bound queues at one moment, each while it is consumed; calls `now` just before."""
-        ready = threading.Barrier(len(queues), now, EMPTIED_WITHIN)
+        lock, ready, begun = threading.Lock(), set[str](), threading.Event()
 
         def deleted(queue: str) -> Deletion:
             with self._emptied([node], queue) as taking:
-                ready.wait()
+                with lock:
+                    ready.add(queue)
+                    if len(ready) == len(queues):
+                        now()
+                        begun.set()
+                taking.until(begun)
                 return Deletion(queue, *taking.delete())
 
         with ThreadPoolExecutor(len(queues)) as pool:
@@ -262,6 +267,13 @@ class _Taking:
             if not self._go_on(SILENT):
                 return False
         return True
+
+    def until(self, begun: threading.Event) -> None:
+        """Go on taking until the event: what stays in a queue that is then deleted is lost."""
+        end = time.monotonic() + EMPTIED_WITHIN
+        while not begun.is_set():
+            assert time.monotonic() < end, f"{self._queue} waited for the other queues for {EMPTIED_WITHIN:g} s"
+            self._connection.process_data_events(0.02)
 
     def delete(self) -> tuple[float, float]:
         """Delete the queue, and takes what it has sent before; gives when the deletion began and ended.
