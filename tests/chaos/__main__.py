@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import uvloop
@@ -24,7 +24,7 @@ from tests.chaos.arena import AGES, FLEET, LIMITS, PROGRAMS, SYNC_INTERVAL, aren
 from tests.chaos.faults import Injector
 from tests.chaos.health import MIB, Sample, observe, unwell, worst
 from tests.chaos.hostile import Attacks
-from tests.chaos.oracle import Note, Told, Verdict, judge
+from tests.chaos.oracle import Fleet, Note, Told, Verdict, judge
 from tests.chaos.plant import PLANTED, RETURNED, planted, returned
 from tests.chaos.queues import EXCHANGE, Queues
 from tests.chaos.schedule import Fault, Kind, schedule
@@ -112,7 +112,8 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
         file.writelines(f"{copy.publisher} {copy.number} {copy.queue} {copy.exchange!r}\n" for copy in queues.copies)
     faults_of_health = attacked(made.attacks(), samples)
     rerouted = sum(member.rerouted for member in made.members)
-    wrong = report(notes, queues, injector.done, calm, rerouted, faults_of_health)
+    fleet = replace(FLEET, answered=kind == "classic")
+    wrong = report(notes, queues, fleet, injector.done, calm, rerouted, faults_of_health)
     for fault in wrong[:SHOWN]:
         say(f"  FAULT: {fault}")
     return [f"{title}: {fault}" for fault in wrong[:SHOWN]]
@@ -134,6 +135,7 @@ def attacked(attacks: Counter[str], samples: list[Sample]) -> list[str]:
 def report(
     notes: list[Note],
     queues: Queues,
+    fleet: Fleet,
     done: Counter[Kind],
     calm: float,
     rerouted: int,
@@ -144,7 +146,7 @@ def report(
     `calm` is when all was well again; `rerouted` counts messages that came back and that sidecars published again;
     `others` are faults that were found elsewhere.
     """
-    verdict = judge(notes, queues.copies, queues.history, LIMITS, FLEET)
+    verdict = judge(notes, queues.copies, queues.history, LIMITS, fleet)
     recovered = {note.publisher for note in notes if note.sent > calm and note.outcome == Told.CONFIRMED}
     recovered |= {name for name, gave_up in verdict.unanswered.items() if gave_up > calm}
     hung = [f"{name} was confirmed nothing once all was well again" for name in PROGRAMS if name not in recovered]
@@ -156,17 +158,17 @@ def report(
     print_tables(verdict, done, queues)
     if queues.history.flaps:
         say(f"  {verdict.flapped:,} messages of queues that were deleted again and again were answered in time")
-        for name in verdict.unanswered:
-            say(f"  {name} gave up: a publish to a queue that was deleted again and again had no answer")
+    for name in verdict.unanswered:
+        say(f"  {name} gave up a publish that RabbitMQ had not answered")
     for name, longest in verdict.standstills.items():
         say(f"  {name} stood still for {longest:.1f} s at the most while the management API hung")
     say(f"  {rerouted:,} messages that came back were published again, each try counted")
     say(f"  {len(faults)} faults of the proxy")
     if faults:
         return faults
-    copies = planted(notes, queues.copies, queues.history, LIMITS, FLEET)
-    with_return = returned(notes, queues.history, LIMITS, FLEET)
-    found = judge(with_return, copies, queues.history, LIMITS, FLEET).faults
+    copies = planted(notes, queues.copies, queues.history, LIMITS, fleet)
+    with_return = returned(notes, queues.history, LIMITS, fleet)
+    found = judge(with_return, copies, queues.history, LIMITS, fleet).faults
     wanted, what = PLANTED, "a loss, a misroute and a duplicate"
     if queues.history.flaps:
         wanted, what = (*PLANTED, RETURNED), "a loss, a misroute, a duplicate and a return"

@@ -83,6 +83,10 @@ class Fleet:
     """Those for whom a channel keeps no order but that of confirmed messages: single HTTP requests."""
     lasting: frozenset[str] = frozenset()
     """Those whose sidecar goes on to route by a ring that nobody can read anew for longer than a run takes."""
+    answered: bool = False
+    """Whether RabbitMQ answers every publish. A cluster may leave publishes to a quorum queue without an answer, if the
+    queue was deleted and made anew, or a node was killed meanwhile.
+    """
 
 
 @dataclass
@@ -111,7 +115,7 @@ class Verdict:
     flapped: int = 0
     """Messages of queues that flapped meanwhile, answered in time: none of them may come back."""
     unanswered: dict[str, float] = field(default_factory=dict)
-    """By publisher: when it last gave up waiting for an answer that RabbitMQ may owe it, as its queue flapped."""
+    """By publisher: when it last gave up waiting for an answer that RabbitMQ may owe it."""
     standstills: dict[str, float] = field(default_factory=dict)
     """By publisher: the longest time, in seconds, in which it was confirmed nothing while the management API hung."""
 
@@ -207,18 +211,13 @@ class _Judge:
                 self._fault(f"{title(note)} is {times} times in queues")
 
     def _answered(self, note: Note) -> None:
-        """Whether it was answered at all, unless its queue flapped.
-
-        RabbitMQ itself may then leave publishes to that queue without an answer, from the flap until the end of their
-        channel.
-        """
+        """Whether it was answered at all, where RabbitMQ answers everything."""
         if note.outcome != Told.UNKNOWN or note.told - note.sent < UNANSWERED:
             return
-        before = {flap.queue for flap in self._history.flaps if flap.begin <= note.latest}
-        if before & self._chosen(note, note.sent, note.latest):
+        if self._fleet.answered and note.publisher not in self._fleet.native:
+            self._fault(f"{title(note)} was left without an answer")
+        else:
             self._verdict.unanswered[note.publisher] = max(note.told, self._verdict.unanswered.get(note.publisher, 0.0))
-        elif note.publisher not in self._fleet.native:
-            self._fault(f"{title(note)} was left without an answer, and its queue did not flap")
 
     def _went_on(self, hang: Hang, notes: Iterable[Note]) -> None:
         """Whether what goes to queues that stayed was confirmed all the while, to those who were well before.

@@ -1,6 +1,8 @@
 """The judge is shown each kind of wrong, planted in a run where all else is right, and each kind of exemption."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -324,25 +326,26 @@ def test_a_flap_of_which_no_message_is_judged_says_nothing() -> None:
     assert fault == "no message was judged while q1 flapped from 103.000: this says nothing"
 
 
-def given_up(*, key: str, sent: float = 104.7, publisher: str = "p") -> list[Note]:
+def given_up(*, key: str, sent: float = 104.7) -> list[Note]:
     """Return the notes of a run, the last one of a message of that key, which nobody answered."""
-    return [*NOTES, Note(publisher, "1", 1000, key, sent, sent + UNANSWERED, Told.UNKNOWN)]
+    return [*NOTES, Note("p", "1", 1000, key, sent, sent + UNANSWERED, Told.UNKNOWN)]
 
 
-def test_a_message_may_be_left_without_an_answer_only_once_its_queue_has_flapped() -> None:
-    key, other = moving().key, next(one.key for one in NOTES if owner(QUEUES, one.key) == "q2")
-    verdict = judged(given_up(key=key, sent=107.0), COPIES, flapping())
-    assert (verdict.faults, verdict.unanswered) == ([], {"p": 107.0 + UNANSWERED})
-    for notes, past in ((given_up(key=key), history()), (given_up(key=other), flapping())):
-        (fault,) = judged(notes, COPIES, past).faults
-        assert fault.startswith("p 1000 (")
-        assert fault.endswith("was left without an answer, and its queue did not flap")
-    assert judged(given_up(key=key, publisher="native"), COPIES, history()).faults == []
+def test_a_message_is_left_without_an_answer_only_where_the_broker_may() -> None:
+    notes = given_up(key=moving().key)
+    verdict = judged(notes, COPIES)
+    assert (verdict.faults, verdict.unanswered) == ([], {"p": notes[-1].told})
+    (fault,) = judge(notes, COPIES, history(), LIMITS, replace(FLEET, answered=True)).faults
+    assert fault.startswith("p 1000 (")
+    assert fault.endswith("was left without an answer")
 
 
-def test_a_lost_connection_is_no_missing_answer() -> None:
+@pytest.mark.parametrize("other", [{"publisher": "native"}, {"told": 104.7 + UNANSWERED - 0.1}])
+def test_others_may_have_no_answer(other: dict[str, Any]) -> None:
+    """A native publisher's broker owes the answer, and a lost connection ends a wait sooner."""
     (*notes, last) = given_up(key=moving().key)
-    assert judged([*notes, last._replace(told=last.sent + UNANSWERED - 0.1)], COPIES, history()).faults == []
+    fleet = replace(FLEET, answered=True)
+    assert judge([*notes, last._replace(**other)], COPIES, history(), LIMITS, fleet).faults == []
 
 
 def test_a_message_written_down_twice() -> None:
