@@ -52,6 +52,13 @@ _AT_ONCE = 32 * 1024
 MAX_RETRY_AFTER = 60.0
 """The most seconds that a Retry-After header of the API can delay the next request."""
 
+_ASK_AGAIN_AFTER = (0.05, 0.1, 0.2)
+"""Seconds before each further try of a page that a node answers with status 500.
+
+RabbitMQ answers so for the page of a queue that is being declared or deleted, for up to 0.035 s (measured: 110 to 160
+of some 25,000 answers about a quorum queue that was deleted and declared again 110 times, on 3.10.8, 4.0.5 and 4.3.6).
+"""
+
 _CONNECTIONS = 8
 """The most connections to the management API, and so the most requests at a time."""
 
@@ -95,6 +102,10 @@ class UnansweredError(ManagementError):
         """Take the path of the request and why it failed. `retry_after` is the seconds that the node asked to wait."""
         super().__init__(f"{shown}: {why}", retry_after)
         self.why = why
+
+
+class _PageError(UnansweredError):
+    """A node answered with status 500: it could not make the page, and may be able to a moment later."""
 
 
 class RefusedError(ManagementError):
@@ -327,6 +338,15 @@ class Management:
 
         Raises UnansweredError if another node may answer, and else ManagementError.
         """
+        if request.method == "GET":
+            for pause in _ASK_AGAIN_AFTER:
+                with suppress(_PageError):
+                    return await self._ask_once(node, path, request)
+                await asyncio.sleep(pause)
+        return await self._ask_once(node, path, request)
+
+    async def _ask_once(self, node: Node, path: Sequence[str], request: "_Request") -> bytearray | None:
+        """Return what `_ask` returns; raise _PageError if it is worth asking the same node again."""
         if self._session is None:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)
@@ -343,7 +363,9 @@ class Management:
                 if response.status == 404:
                     return None
                 if response.status >= 500:
-                    raise UnansweredError(shown, str(response.status), _retry_after(response.headers))
+                    retry_after = _retry_after(response.headers)
+                    fault = _PageError if response.status == 500 and not retry_after else UnansweredError
+                    raise fault(shown, str(response.status), retry_after)
                 if response.status != 200:
                     why = _IN_WORDS.get(response.status, "")
                     raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))

@@ -107,11 +107,15 @@ class ParkedMessage:
         return _OVERHEAD + len(self.header) + sum(map(len, self.bodies))
 
     def was_read(self, what: Read, asked: float) -> None:
-        """Note that something has been read, or could not be, by a reading that was asked for at `asked`, monotonic."""
+        """Note that something has been read, or could not be, by a reading that was asked for at `asked`, monotonic.
+
+        A message that waits behind another may come to want the same reading only at its turn, and must not make it
+        once more then: each of them would take as long as the least time between two readings.
+        """
         if self.unread == what:
             self.unread = None
-            if self.message.returned_at <= asked:
-                self.tried.add(what.name if isinstance(what, Unread) else what)
+        if self.message.returned_at <= asked:
+            self.tried.add(what.name if isinstance(what, Unread) else what)
 
 
 class Return(NamedTuple):

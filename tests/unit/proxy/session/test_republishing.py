@@ -207,6 +207,17 @@ def test_a_message_that_came_back_since_a_reading_was_asked_for_waits_for_anothe
     assert [one.key for one in again(w.reread({"x": QUEUES})[0])] == [b"q2"]
 
 
+def test_one_reading_serves_all_that_came_back_before_it() -> None:
+    """Also those that waited only behind others: the queue has gone, come back and gone meanwhile."""
+    w = connected()
+    outs = [w.client(message(1, b"x", key)) for key in LOST[:5]]
+    w.both(back(outs[0]))
+    w.router.put((VHOST, "x"), known(LEFT))
+    w.both(b"".join(map(back, outs[1:])))
+    assert [one.key for one in again(w.reread({"x": QUEUES})[0])] == [b"q2"] * 5
+    assert not w.c.republishing.parking
+
+
 def test_no_stream_of_declarations_leaves_a_message_without_a_ring() -> None:
     """A declaration after the reading has to be read back before others publish there, and need not be here."""
     w = connected()

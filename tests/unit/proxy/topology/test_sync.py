@@ -196,9 +196,9 @@ async def test_an_internal_destination_that_is_only_leaving_still_passes(fake: F
 
 async def test_a_destination_that_cannot_be_read_is_not_taken_for_open(fake: FakeManagement) -> None:
     fake.exchange("x", binding("inner", "1", "exchange"))
-    fake.fail(status(500), "/api/exchanges/%2F/inner")
+    fake.fail(status(503), "/api/exchanges/%2F/inner")
     async with syncing(fake) as made:
-        with pytest.raises(NotReadable, match="inner: 500"):
+        with pytest.raises(NotReadable, match="inner: 503"):
             await made.scheduler.look_up(X, 0.2)
 
 

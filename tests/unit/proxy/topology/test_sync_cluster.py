@@ -182,7 +182,7 @@ async def test_a_broker_that_was_renamed_before_the_api_was_asked_is_asked_for_o
         assert await identity.confirmed("never", clock.now - 101, 10) is None
         assert fake.count("/cluster-name") == asked
         # One that does not answer is not waited for again at once.
-        fake.fail(status(500), "/api/cluster-name")
+        fake.fail(status(503), "/api/cluster-name")
         for _ in range(3):
             assert await identity.confirmed("never", clock.now, 10) is None
         assert fake.count("/cluster-name") == asked + 1

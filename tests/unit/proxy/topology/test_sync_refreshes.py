@@ -46,7 +46,7 @@ async def test_readings_of_one_exchange_keep_a_distance(
     """Readings that fail are shared too. Nothing but the clock lets the second one start."""
     monkeypatch.setattr(scheduler_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
-    for fault in (None, status(500)):
+    for fault in (None, status(503)):
         async with syncing(fake, named=(X,)) as made:
             if fault:
                 fake.fail(fault, OF_X)
