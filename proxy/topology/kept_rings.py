@@ -96,10 +96,7 @@ class KeptRings:
             saved = self._all.result().get(name) if self._all is not None else None
         if saved is None:
             return None
-        if not self._identity.is_of(saved.cluster, saved.cluster_names, saved.cluster_nodes):
-            log.warning(
-                "%s: its ring in ring_cache_dir belongs to cluster %r, and is not used", title(name), saved.cluster
-            )
+        if self._is_foreign(saved):
             return None
         age = self._cache.age(saved)
         if age is None:
@@ -110,16 +107,25 @@ class KeptRings:
             )
             age = self._max_age + 1.0
         entry = await self._entry_builder.restored(saved, self._router.clock() - age)
-        if entry is not None:
-            log.warning(
-                "%s: its bindings cannot be read, so its ring of %.0f s ago is restored from ring_cache_dir",
-                title(name),
-                age,
-            )
-        if entry is None or self._identity.asked is not asked:
+        # The cluster may have become known, or another one, while the ring was built.
+        if entry is None or self._identity.asked is not asked or self._is_foreign(saved):
             return None
+        log.warning(
+            "%s: its bindings cannot be read, so its ring of %.0f s ago is restored from ring_cache_dir",
+            title(name),
+            age,
+        )
         self._restored_of = self._identity.names
         return entry
+
+    def _is_foreign(self, saved: Saved) -> bool:
+        """Return whether what is kept belongs to another cluster than the management API, and log it."""
+        if self._identity.is_of(saved.cluster, saved.cluster_names, saved.cluster_nodes):
+            return False
+        log.warning(
+            "%s: its ring in ring_cache_dir belongs to cluster %r, and is not used", title(saved.name), saved.cluster
+        )
+        return True
 
     def close(self) -> None:
         """Stop loading, and end the thread of the cache."""

@@ -72,6 +72,8 @@ class _Tracked:
     """The state that the reader hands on from one reading to the next."""
     due: float = 0.0
     """When the exchange is to be read next."""
+    wanted_by: float = math.inf
+    """When it is to be read at the latest, whatever the reading under way finds; infinity if that does not matter."""
     tried: float = NEVER
     """When the last reading that has ended started, whether it succeeded or not."""
     failures: int = 0
@@ -242,6 +244,7 @@ class Scheduler:
             distance = MIN_REFRESH_DECLARED if self._router.awaits_read_back(name) else MIN_REFRESH
             await asyncio.sleep(tracked.tried + distance - time.monotonic())
             started, known = time.monotonic(), name in self._router.entries
+            tracked.wanted_by = math.inf
             try:
                 look_again_at = await self._reader.read(name, tracked.state, started, why)
             except Exception:
@@ -264,6 +267,7 @@ class Scheduler:
             tracked.failures += 1
             longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
             tracked.due = time.monotonic() + max(fault.retry_after, random.uniform(0, longest))
+        tracked.due = min(tracked.due, tracked.wanted_by)
         self._track(name, tracked)
 
     def _track(self, name: Name, tracked: _Tracked) -> None:
@@ -357,7 +361,7 @@ class Scheduler:
 
     def _hasten(self, tracked: _Tracked, due: float) -> None:
         """Have an exchange read in turn at this time at the latest."""
-        tracked.due = min(tracked.due, due)
+        tracked.due, tracked.wanted_by = min(tracked.due, due), min(tracked.wanted_by, due)
         self._wake.set()
 
     def want(self, name: Name) -> None:
@@ -423,9 +427,15 @@ class Scheduler:
             await self._read(name, why)
 
     def _forget_idle(self, now: float) -> None:
-        """Forget the exchanges that nothing has used for `IDLE_INTERVALS` and no setting names."""
-        for name in list(self._tracked):
-            state = self._tracked[name].state
+        """Forget the exchanges that nothing has used for `IDLE_INTERVALS` and no setting names.
+
+        An exchange that is being read is not forgotten, or a second reading of it could begin beside the first, and the
+        older one win.
+        """
+        for name, tracked in list(self._tracked.items()):
+            if tracked.lock.locked():
+                continue
+            state = tracked.state
             used = self._router.used_at.get(name, state.read_started)
             # An exchange that cannot be read now could not be looked up again, so its last good ring stays, unless its
             # virtual host is not listed.

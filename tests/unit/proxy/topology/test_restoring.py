@@ -7,8 +7,8 @@ import pytest
 
 from proxy.topology import scheduler as scheduler_module
 from proxy.topology.lookups import NotReadable, VhostAbsent
-from proxy.topology.ring_cache import RingCache
-from proxy.topology.table import PassReason
+from proxy.topology.ring_cache import RingCache, Saved
+from proxy.topology.table import Entry, PassReason
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, body, serving, silent, status
 from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
@@ -127,6 +127,27 @@ async def test_what_was_kept_of_another_cluster_is_forgotten_once_the_api_says_i
                 await made.scheduler.look_up(("/", "never"), 0.1)
         # The file is written anew, for the cluster of now.
     assert any("belong to another cluster" in line for line in warnings(caplog))
+
+
+async def test_a_cluster_that_becomes_known_while_a_ring_is_built_counts(
+    fake: FakeManagement, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.fail(body([{"name": "/", "cluster_state": {"rabbit@fake": "running"}}]), "/api/vhosts")
+    fake.exchange("x", binding("a"))
+    await keep(fake, tmp_path)
+    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+        identity, build = made.reader.identity, made.reader._entry_builder.restored
+        await identity.watch()
+
+        async def building(saved: Saved, read_at: float) -> Entry | None:
+            identity.assume("elsewhere", frozenset({"elsewhere"}), frozenset({"rabbit@elsewhere"}))
+            return await build(saved, read_at)
+
+        monkeypatch.setattr(made.reader._entry_builder, "restored", building)
+        fake.fail(status(503))
+        with pytest.raises(NotReadable):
+            await made.scheduler.look_up(X, 0.2)
+        assert not made.router.entries
 
 
 async def test_a_cluster_that_is_known_is_not_mixed_with_another_s_files(

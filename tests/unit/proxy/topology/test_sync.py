@@ -22,7 +22,7 @@ from ring.destination import Destination
 from ring.ring import Ring
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, silent, status
-from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, syncing, warnings
+from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, refreshing, syncing, warnings
 
 
 def test_the_clock_of_the_tests_is_the_one_that_is_replaced() -> None:
@@ -77,6 +77,21 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
             made.scheduler._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
         assert set(made.scheduler._tracked) == {used, named}
+
+
+async def test_what_is_being_read_is_not_forgotten(fake: FakeManagement, clock: Clock) -> None:
+    """A publish would have it read a second time beside the first, and the older of the two could win."""
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, interval=1.0) as made:
+        gate, reading = await refreshing(made, fake)
+        clock.now += scheduler_module.IDLE_INTERVALS + 2
+        made.scheduler._forget_idle(clock.now)
+        assert set(made.scheduler._tracked) == {X}
+        gate.open()
+        await reading
+        clock.now += scheduler_module.IDLE_INTERVALS + 2
+        made.scheduler._forget_idle(clock.now)
+        assert not made.scheduler._tracked
 
 
 async def test_the_sync_survives_what_nobody_expected(

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import math
 from contextlib import suppress
 from typing import Any
 from unittest.mock import Mock
@@ -396,6 +397,21 @@ async def test_a_shadowed_exchange_is_read_again_soon_where_its_bindings_change(
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         assert not made.waits()
         await eventually(lambda: made.weights() == {A: 1, B: 1})
+
+
+async def test_a_reading_that_had_begun_is_no_reason_to_read_a_shadowed_exchange_later(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, shadow=("x",), named=(X,)) as made:
+        gate, reading = await refreshing(made, fake)
+        made.scheduler.declared("/", BindingAdded("x", B, "1"))
+        gate.open()
+        await reading
+        assert made.scheduler._tracked[X].due <= clock.now + scheduler_module.MIN_REFRESH
+        fake.mend()
+        await made.scheduler._again(X)
+        assert made.scheduler._tracked[X].wanted_by == math.inf, "one more reading serves"
 
 
 @pytest.mark.parametrize(("fields", "settings"), [({"type": "topic"}, {}), ({}, {"pass_": ("x",)})])
