@@ -30,7 +30,7 @@ class Deletion(NamedTuple):
     begin: float
     done: float
     unread_from: float = float("inf")
-    """The time from which nobody consumed the queue. Infinite if it was consumed until its deletion."""
+    """The time up to which all that had reached the queue was surely consumed. Infinite if nothing of it is lost."""
 
 
 class Span(NamedTuple):

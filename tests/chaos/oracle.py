@@ -13,8 +13,8 @@ UNKNOWN_FOR = 15.0
 """Seconds after a publisher gave up in which its bytes, held up somewhere, may still be routed."""
 
 AROUND_A_DELETION = 0.5
-"""Seconds before and after a deletion in which a message may have been on its way to the queue. If nobody consumed the
-queue, they count from when that began.
+"""Seconds before and after a deletion in which a message may have been on its way to the queue. They count from when
+all that was in the queue was taken last.
 """
 
 STANDSTILL = 3.0

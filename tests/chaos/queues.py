@@ -133,10 +133,10 @@ class Queues:
             # A lane stays where its queue goes, and native publishers would lose what is hashed to it.
             self.unbind(node, queue)
         with self._emptied([node], queue) as taking:
-            begin, done = taking.delete()
-        self.history.deletions.append(Deletion(queue, begin, done))
+            deletion = taking.delete()
+        self.history.deletions.append(deletion)
         if queue in self.history.current:
-            self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue}, done)
+            self._changed(deletion.begin, {q: w for q, w in self.history.current.items() if q != queue}, deletion.done)
 
     def delete_together(self, node: Node, queues: Sequence[str], now: Callable[[], None]) -> None:
         """Delete several bound queues at one moment, each while it is consumed; calls `now` just before."""
@@ -150,7 +150,7 @@ class Queues:
                         now()
                         begun.set()
                 taking.until(begun)
-                return Deletion(queue, *taking.delete())
+                return taking.delete()
 
         with ThreadPoolExecutor(len(queues)) as pool:
             deletions = list(pool.map(deleted, queues))
@@ -242,9 +242,11 @@ class _Taking:
         """`seen` are the bodies that consumers before have written down and may not have acknowledged."""
         self._connection, self._marking = connection, marking
         self._queue, self._copies, self._seen = queue, copies, seen
-        self._mark = MARK + secrets.token_bytes(8)
+        self._marks: dict[bytes, float] = {}
+        """When each of its own messages was sent, by its body."""
         self._reached = self._cancelled = False
-        self._last = time.monotonic()
+        self._last = self._marked = self._taken_until = time.monotonic()
+        """When something came last, when a mark was sent last, and up to when what was in the queue is taken."""
         self._deleting = connection.channel()
         channel = connection.channel()
         channel.add_on_cancel_callback(self._ended)
@@ -258,25 +260,35 @@ class _Taking:
 
         A queue's length as the broker tells it does not count: a quorum queue that is busy says 0.
         """
-        marked = 0.0
+        self._put_mark()
         while not self._reached:
             # Again, where nothing comes: one may be lost with the leader of a quorum queue.
-            if not marked or time.monotonic() - max(self._last, marked) > MARK_AGAIN:
-                self._marking.basic_publish("", self._queue, self._mark, pika.BasicProperties(delivery_mode=2))
-                marked = time.monotonic()
+            if time.monotonic() - max(self._last, self._marked) > MARK_AGAIN:
+                self._put_mark()
             if not self._go_on(SILENT):
                 return False
         return True
 
     def until(self, begun: threading.Event) -> None:
-        """Go on taking until the event: what stays in a queue that is then deleted is lost."""
+        """Go on taking until the event: what stays in a queue that is then deleted is lost.
+
+        One mark follows the other, so that it is known how far it has come, also on a slow machine.
+        """
         end = time.monotonic() + EMPTIED_WITHIN
         while not begun.is_set():
             assert time.monotonic() < end, f"{self._queue} waited for the other queues for {EMPTIED_WITHIN:g} s"
+            if self._reached:
+                self._put_mark()
             self._connection.process_data_events(0.02)
 
-    def delete(self) -> tuple[float, float]:
-        """Delete the queue, and takes what it has sent before; gives when the deletion began and ended.
+    def _put_mark(self) -> None:
+        mark = MARK + secrets.token_bytes(8)
+        self._reached, self._marked = False, time.monotonic()
+        self._marks[mark] = self._marked
+        self._marking.basic_publish("", self._queue, mark, pika.BasicProperties(delivery_mode=2))
+
+    def delete(self) -> Deletion:
+        """Delete the queue, and take what it has sent before.
 
         Messages that the queue has not sent by then are lost: so the channel is there already, and much may be
         unacknowledged. Not every consumer of a quorum queue is told of the end (3.10.8, measured): then it is once
@@ -287,7 +299,7 @@ class _Taking:
         self._last = done = time.monotonic()
         while not self._cancelled and self._go_on(QUIET):
             pass
-        return begin, done
+        return Deletion(self._queue, begin, done, self._taken_until)
 
     def _go_on(self, longest: float) -> bool:
         """Return whether something has come lately."""
@@ -299,10 +311,11 @@ class _Taking:
     ) -> None:
         self._last = time.monotonic()
         tag = method.delivery_tag or 0
-        if body == self._mark or not tag % ACK_EVERY:
+        if body in self._marks or not tag % ACK_EVERY:
             channel.basic_ack(tag, multiple=True)
         if body.startswith(MARK):
-            self._reached |= body == self._mark
+            if body in self._marks:
+                self._reached, self._taken_until = True, self._marks[body]
             return
         if method.redelivered and body in self._seen:
             return
