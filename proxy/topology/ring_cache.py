@@ -7,9 +7,7 @@ rings it restores, and where it removes files.
 """
 
 import hashlib
-import json
 import logging
-import math
 import os
 import re
 import stat
@@ -21,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+import msgspec
 
 from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode
@@ -51,9 +51,6 @@ MOST_BYTES_READ = 64 * 1024 * 1024
 
 KEPT_FOR = 7 * 86_400.0
 """Seconds after which a start removes a file that was not written again."""
-
-_MOST_NAMES = 1000
-"""The most names, or nodes, of a cluster in one file."""
 
 _ASIDE = frozenset({PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE})
 """The reasons to pass that an exchange among the destinations gives."""
@@ -118,28 +115,61 @@ class Saved:
         )
 
 
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Names = Annotated[list[Text], msgspec.Meta(max_length=1000)]
+Cause = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class _File(msgspec.Struct):
+    """The JSON of a file, with the limits that hold for each value."""
+
+    cluster: Text | None
+    cluster_names: Names
+    cluster_nodes: Names
+    vhost: Text
+    exchange: Text
+    type: Text
+    internal: bool
+    hashed: Annotated[str, msgspec.Meta(min_length=1, max_length=2 * 255)]
+    weights: Annotated[
+        list[tuple[Literal["queue", "exchange"], Text, Annotated[int, msgspec.Meta(ge=1, le=MAX_WEIGHT)]]],
+        msgspec.Meta(max_length=MAX_DESTINATIONS),
+    ]
+    queues: dict[Text, Cause | None]
+    lanes: dict[Text, Text]
+    """The lane of each queue that has one."""
+    bound_aside: PassReason | None
+    at: Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+    fingerprint: str
+    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
+    ring_format: Annotated[int, msgspec.Meta(ge=RING_FORMAT, le=RING_FORMAT)]
+
+
+_FILE = msgspec.json.Decoder(_File)
+
+
 def encoded(saved: Saved) -> bytes:
     """Return the content of a file, as JSON."""
-    return json.dumps(
-        {
-            "version": VERSION,
-            "ring_format": RING_FORMAT,
-            "cluster": saved.cluster,
-            "cluster_names": sorted(saved.cluster_names),
-            "cluster_nodes": sorted(saved.cluster_nodes),
-            "vhost": saved.name[0],
-            "exchange": saved.name[1],
-            "type": saved.exchange_type,
-            "internal": saved.internal,
-            "hashed": str(saved.hashed),
-            "weights": [[d.kind, d.name, weight] for d, weight in saved.weights.items()],
-            "queues": saved.queues,
-            "lanes": {queue.name: lane for queue, lane in saved.lanes.items()},
-            "bound_aside": saved.bound_aside,
-            "at": saved.at,
-            "fingerprint": fingerprint(saved.weights, saved.exchange_type, str(saved.hashed)),
-        }
-    ).encode()
+    return msgspec.json.encode(
+        _File(
+            cluster=saved.cluster,
+            cluster_names=sorted(saved.cluster_names),
+            cluster_nodes=sorted(saved.cluster_nodes),
+            vhost=saved.name[0],
+            exchange=saved.name[1],
+            type=saved.exchange_type,
+            internal=saved.internal,
+            hashed=str(saved.hashed),
+            weights=[(d.kind, d.name, weight) for d, weight in saved.weights.items()],
+            queues=dict(saved.queues),
+            lanes={queue.name: lane for queue, lane in saved.lanes.items()},
+            bound_aside=saved.bound_aside,
+            at=saved.at,
+            fingerprint=fingerprint(saved.weights, saved.exchange_type, str(saved.hashed)),
+            version=VERSION,
+            ring_format=RING_FORMAT,
+        )
+    )
 
 
 def decoded(content: bytes) -> Saved:
@@ -147,105 +177,38 @@ def decoded(content: bytes) -> Saved:
     if len(content) > MOST_BYTES:
         raise ValueError(f"longer than {MOST_BYTES} bytes")
     try:
-        table = json.loads(content)
+        file = _FILE.decode(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(table, dict):
-        raise ValueError("not a JSON object")
-    for key, expected in (("version", VERSION), ("ring_format", RING_FORMAT)):
-        if table.get(key) != expected or isinstance(table[key], bool):
-            raise ValueError(f"{key}: not {expected}")
-    exchange_type = _text(table, "type")
-    weights = _weights(table.get("weights"))
-    if weights and exchange_type not in RING_TYPES:
-        raise ValueError("weights: an exchange of that type has none")
+    weights = {Destination(kind, name): weight for kind, name, weight in file.weights}
+    lanes = {Destination("queue", name): lane for name, lane in file.lanes.items()}
+    if len(weights) < len(file.weights) or (weights and file.type not in RING_TYPES):
+        raise ValueError("weights: a destination is there twice, or an exchange of that type has none")
+    if not {Destination("queue", name) for name in file.queues} | lanes.keys() <= weights.keys():
+        raise ValueError("queues, lanes: not those of the weights")
+    if file.bound_aside is not None and file.bound_aside not in _ASIDE:
+        raise ValueError("bound_aside: not a reason that an exchange behind a ring gives")
+    # A name of AMQP has up to 255 bytes, and the file's limits count characters.
+    for name in (file.vhost, file.exchange, *(d.name for d in weights), *lanes.values()):
+        if len(name.encode()) > 255:
+            raise ValueError(f"vhost, exchange, weights, lanes: a name of more than 255 bytes: {name[:20]!r}...")
     saved = Saved(
-        (_text(table, "vhost"), _text(table, "exchange")),
-        None if table.get("cluster", "") is None else _text(table, "cluster"),
-        _names(table, "cluster_names"),
-        _names(table, "cluster_nodes"),
-        exchange_type,
-        _flag(table, "internal"),
-        HashedValue.parse(_text(table, "hashed", 2 * 255)),
+        (file.vhost, file.exchange),
+        file.cluster,
+        frozenset(file.cluster_names),
+        frozenset(file.cluster_nodes),
+        file.type,
+        file.internal,
+        HashedValue.parse(file.hashed),
         weights,
-        _queues(table.get("queues"), weights),
-        _lanes(table.get("lanes"), weights),
-        _bound_aside(table.get("bound_aside", "")),
-        _time(table.get("at")),
+        file.queues,
+        lanes,
+        file.bound_aside,
+        file.at,
     )
-    if table.get("fingerprint") != fingerprint(weights, exchange_type, str(saved.hashed)):
+    if file.fingerprint != fingerprint(weights, file.type, str(saved.hashed)):
         raise ValueError("fingerprint: not that of its weights")
     return saved
-
-
-def _text(table: Mapping[str, Any], key: str, most: int = 255) -> str:
-    return _checked_text(table.get(key), key, most)
-
-
-def _checked_text(value: object, key: str, most: int = 255) -> str:
-    if not isinstance(value, str) or not 1 <= len(value.encode()) <= most:
-        raise ValueError(f"{key}: not text of 1 to {most} bytes")
-    return value
-
-
-def _flag(table: Mapping[str, Any], key: str) -> bool:
-    value = table.get(key)
-    if not isinstance(value, bool):
-        raise ValueError(f"{key}: not true or false")
-    return value
-
-
-def _names(table: Mapping[str, Any], key: str) -> frozenset[str]:
-    values = table.get(key)
-    if not isinstance(values, list) or len(values) > _MOST_NAMES:
-        raise ValueError(f"{key}: not a list of up to {_MOST_NAMES} names")
-    return frozenset(_checked_text(value, key) for value in values)
-
-
-def _weights(value: object) -> dict[Destination, int]:
-    if not isinstance(value, list) or len(value) > MAX_DESTINATIONS:
-        raise ValueError(f"weights: not a list of up to {MAX_DESTINATIONS} destinations")
-    weights: dict[Destination, int] = {}
-    for item in value:
-        if not isinstance(item, list) or len(item) != 3 or item[0] not in ("queue", "exchange"):
-            raise ValueError("weights: an item is not kind, name and weight")
-        destination = Destination(item[0], _checked_text(item[1], "weights"))
-        if type(item[2]) is not int or not 1 <= item[2] <= MAX_WEIGHT or destination in weights:
-            raise ValueError(f"weights: not one weight of 1 to {MAX_WEIGHT} for each destination")
-        weights[destination] = item[2]
-    return weights
-
-
-def _queues(value: object, weights: Mapping[Destination, int]) -> dict[str, str | None]:
-    bound = {destination.name for destination in weights if destination.kind == "queue"}
-    if not isinstance(value, dict) or not value.keys() <= bound:
-        raise ValueError("queues: not those of the weights")
-    if not all(cause is None or (isinstance(cause, str) and len(cause.encode()) <= 1024) for cause in value.values()):
-        raise ValueError("queues: not text of up to 1024 bytes for each")
-    return value
-
-
-def _lanes(value: object, weights: Mapping[Destination, int]) -> dict[Destination, str]:
-    if not isinstance(value, dict):
-        raise ValueError("lanes: not a table")
-    lanes = {Destination("queue", name): _checked_text(lane, "lanes") for name, lane in value.items()}
-    if not lanes.keys() <= weights.keys():
-        raise ValueError("lanes: not those of the weights")
-    return lanes
-
-
-def _bound_aside(value: object) -> PassReason | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in _ASIDE:
-        raise ValueError("bound_aside: not a reason that an exchange behind a ring gives")
-    return PassReason(value)
-
-
-def _time(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ValueError("at: not a time")
-    return float(value)
 
 
 def file_name(name: Name) -> str:
