@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from proxy.groups.group import Group
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
-from proxy.topology.names import natural
+from proxy.topology.names import natural, some
 
 log = logging.getLogger(__name__)
 
@@ -201,9 +201,8 @@ def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
 
 
 def _named(names: Sequence[str]) -> str:
-    told = ", ".join(repr(name) for name in sorted(names, key=natural)[:_NAMED])
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"shard{'s' if len(names) > 1 else ''} {told}{more}"
+    told = some([repr(name) for name in sorted(names, key=natural)], _NAMED)
+    return f"shard{'s' if len(names) > 1 else ''} {told}"
 
 
 def parse_version(answer: object) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from proxy.shards.document import DocumentError, parse
 from proxy.shards.shard import MAX_SHARDS, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.topology.bindings import CONSISTENT_HASH, RING_TYPES, weight_of
-from proxy.topology.names import natural
+from proxy.topology.names import natural, some
 from ring.destination import Destination, WeightError
 
 _EXCHANGE_KEYS = {
@@ -60,10 +60,9 @@ def export(state: State, name: str) -> str:
         keys.setdefault(shard.queue, []).append(repr(binding.key) + through)
     if several := [queue for queue, of_it in keys.items() if len(of_it) > 1]:
         queue, of_it = several[0], keys[several[0]]
-        told = ", ".join(of_it[:_NAMED]) + (f" and {len(of_it) - _NAMED} more" if len(of_it) > _NAMED else "")
         # RabbitMQ removes a queue from its ring as soon as one of its bindings is removed (rabbitmq-server #9641).
         raise ExportError(
-            f"queue {queue!r} is bound to exchange {name!r} more than once, with the keys {told};"
+            f"queue {queue!r} is bound to exchange {name!r} more than once, with the keys {some(of_it, _NAMED)};"
             " remove all of these bindings, then bind it once: RabbitMQ gives nothing to a queue of which it has"
             " removed one of several bindings"
         )

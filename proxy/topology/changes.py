@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
+from proxy.topology.names import some
 from proxy.topology.table import Change, Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
 
@@ -58,13 +59,7 @@ def difference(old: KnownRing, new: KnownRing, most: int = 5) -> str:
         parts.append(f"hashes {new.hashed} instead of {old.hashed}")
     if old.exchange_type != new.exchange_type:
         parts.append(f"type {new.exchange_type} instead of {old.exchange_type}")
-    return _some(parts, most)
-
-
-def _some(parts: Sequence[object], most: int = 5) -> str:
-    """Return the first `most` parts in words, and how many more there are."""
-    shown = ", ".join(map(str, parts[:most]))
-    return shown if len(parts) <= most else f"{shown} and {len(parts) - most} more"
+    return some(parts, most)
 
 
 def log_change(name: Name, before: Entry | None, after: Entry, change: Change | None) -> None:
@@ -106,9 +101,9 @@ def _way(entry: Entry) -> tuple[object, ...]:
 def _log_lanes(name: Name, before: Mapping[Destination, str], after: Entry) -> None:
     """Log which queues publishes newly go to through lanes, and which newly without."""
     if lanes := [f"{lane!r} to {queue}" for queue, lane in after.lanes.items() if before.get(queue) != lane]:
-        log.info("%s: publishes go through lanes: %s", title(name), _some(lanes))
+        log.info("%s: publishes go through lanes: %s", title(name), some(lanes))
     if direct := [queue for queue in before if queue in after.bindings.weights and queue not in after.lanes]:
-        log.info("%s: publishes go through no lane any more to %s", title(name), _some(direct))
+        log.info("%s: publishes go through no lane any more to %s", title(name), some(direct))
 
 
 def log_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
@@ -116,7 +111,7 @@ def log_missing(name: Name, before: Collection[Destination], after: Collection[D
     new = [destination for destination in after if destination not in before]
     if new:
         log.info(
-            "%s: the management API does not show %s any more; their keys stay for settle_time", title(name), _some(new)
+            "%s: the management API does not show %s any more; their keys stay for settle_time", title(name), some(new)
         )
 
 
@@ -145,7 +140,7 @@ def _log_passed(name: Name, entry: Entry) -> None:
         return
     match entry.passed:
         case None if entry.upstream is not None:
-            rings = _some(sorted(entry.upstream.rings))
+            rings = some(sorted(entry.upstream.rings))
             log.info("%s: publishes that match a binding to a ring are routed by that ring: %s", title(name), rings)
         case None:
             log.info("%s: publishes are routed by the ring", title(name))
@@ -160,14 +155,14 @@ def _log_passed(name: Name, entry: Entry) -> None:
                 "%s: publishes are passed to the exchange itself, because these queues would dead-letter under their"
                 " own names: %s; give each a dead-letter-routing-key, or set on_dead_letter = rewrite",
                 title(name),
-                _some([f"{queue!r} ({entry.queues[queue]})" for queue in entry.dead_letters]),
+                some([f"{queue!r} ({entry.queues[queue]})" for queue in entry.dead_letters]),
             )
         case PassReason.NOT_A_LANE:
             log.warning(
                 "%s: publishes are passed to the exchange itself, because these fanout exchanges that it is bound to"
                 " are no lanes: %s; a lane has one binding, to one queue, and no alternate exchange",
                 title(name),
-                _some([f"{lane!r} ({why})" for lane, why in entry.not_lanes.items()]),
+                some([f"{lane!r} ({why})" for lane, why in entry.not_lanes.items()]),
             )
         case PassReason.INTERNAL_DESTINATION:
             log.warning(

@@ -21,6 +21,7 @@ from proxy.publisher.pool import Publisher
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import NO_RING
+from proxy.topology.names import some
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, Router
@@ -298,5 +299,4 @@ def _time(seconds: float) -> str:
 
 
 def _titles(names: list[Name]) -> str:
-    titles = [f"{exchange!r} in {vhost!r}" for vhost, exchange in names[:MOST_TITLES]]
-    return ", ".join(titles) + (f" and {len(names) - MOST_TITLES} more" if len(names) > MOST_TITLES else "")
+    return some([f"{exchange!r} in {vhost!r}" for vhost, exchange in names], MOST_TITLES)
