@@ -118,8 +118,8 @@ class Group:
         lines = self.folder / f"{name}.lines"
         environment = os.environ | {"NODE_PATH": str(node_modules()), "LC_ALL": "C.UTF-8"}
         with lines.open("wb") as out, lines.with_suffix(".log").open("wb") as log:
-            # Behind all else, as publishers are.
-            command = ["nice", "-n", "5", *LIBRARIES[library], json.dumps(vars(todo))]
+            # Behind all else, and ended with this process, as publishers are.
+            command = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *LIBRARIES[library], json.dumps(vars(todo))]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=log, env=environment)
         member = Member(name, sidecar, process, lines)
         self.running.append(member)
