@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from proxy import __version__
-from proxy.wire import table
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     CONNECTION_OPEN,
     CONNECTION_START_OK,
@@ -21,8 +21,6 @@ from proxy.wire.frames import (
     Fault,
     method_frame,
     shorted,
-    u16,
-    u32,
 )
 from proxy.wire.properties import encoded_headers
 
@@ -56,14 +54,6 @@ INITIAL_LIMITS = Limits(MAX_CHANNELS, LONGEST_FRAME, HEARTBEAT)
 """The limits of a connection before connection.tune."""
 
 
-def cluster_in(start: bytes) -> str | None:
-    """Return the cluster's name from the arguments of connection.start; None if the broker gives none."""
-    # After the two bytes of the protocol's version comes the table of the server's properties.
-    field = table.find(start, 6, 6 + u32(start, 2), b"cluster_name")
-    name = table.text_of(start, field) if field else None
-    return name.decode(errors="replace") if name is not None else None
-
-
 def start_ok(user: str, password: str, vhost: str, inventory: Mapping[str, str]) -> bytes:
     """Return the connection.start-ok frame that logs in by PLAIN (RFC 4616) and says who connects.
 
@@ -82,17 +72,17 @@ def start_ok(user: str, password: str, vhost: str, inventory: Mapping[str, str])
     return method_frame(0, CONNECTION_START_OK, arguments + shorted(b"en_US"))
 
 
-def tune_ok(tune: bytes) -> tuple[bytes, Limits]:
+def tune_ok(tune: Arguments) -> tuple[bytes, Limits]:
     """Return the connection.tune-ok frame for the arguments of connection.tune, and the limits that it agrees on.
 
     A proposal of 0 sets no limit, and for the heartbeat asks for none: this sidecar wants heartbeats all the same.
     Raises Fault for frames that are shorter than every peer must take.
     """
-    channel_max, frame_max = u16(tune, 0), u32(tune, 2)
+    channel_max, frame_max = tune.short(), tune.long()
     if 0 < frame_max < LEAST_FRAME_MAX:
         raise Fault(FRAME_ERROR, f"frames of {frame_max} bytes, {LEAST_FRAME_MAX} are the least")
     channel_max = min(channel_max or MAX_CHANNELS, MAX_CHANNELS)
-    heartbeat = min(u16(tune, 6) or HEARTBEAT, HEARTBEAT)
+    heartbeat = min(tune.short() or HEARTBEAT, HEARTBEAT)
     frame = method_frame(0, CONNECTION_TUNE_OK, U16.pack(channel_max) + U32.pack(frame_max) + U16.pack(heartbeat))
     return frame, Limits(channel_max, frame_max or LONGEST_FRAME, heartbeat)
 

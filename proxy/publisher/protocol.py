@@ -14,6 +14,7 @@ from proxy.publisher import handshake
 from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
 from proxy.publisher.packing import Publish
 from proxy.settings.rights import to_lanes
+from proxy.wire.arguments import Arguments, cluster_in
 from proxy.wire.content import ring_id_in
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -23,7 +24,6 @@ from proxy.wire.frames import (
     BASIC_RETURN,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
-    CHANNEL_OPEN,
     CONFIRM_SELECT,
     CONNECTION_BLOCKED,
     CONNECTION_CLOSE,
@@ -37,16 +37,18 @@ from proxy.wire.frames import (
     FRAME_ERROR,
     HEADER,
     LEAST_FRAME_MAX,
+    LEAST_METHOD,
     METHOD,
+    MULTIPLE,
     NOT_FOUND,
     OVERHEAD,
     PRECONDITION_FAILED,
     REPLY_SUCCESS,
     Fault,
     Piece,
+    channel_open,
     close_frame,
     method_frame,
-    short_string,
     u16,
     u32,
     u64,
@@ -74,8 +76,8 @@ class Stage(Enum):
     """The connection is over: either side has closed it, or it was lost."""
 
 
-_ACK: Final = 9
-"""Bytes of the arguments of basic.ack: the delivery tag, and the bit `multiple`."""
+_LEAST_ACK: Final = LEAST_METHOD + 9
+"""Bytes of a frame with basic.ack: the method, the delivery tag, and the bit `multiple`."""
 
 
 class PublisherProtocol:
@@ -170,7 +172,7 @@ class PublisherProtocol:
             raise Full(f"all {most} channels of the connection to the broker are in use")
         channel = ConfirmChannel(channel_id, exchange)
         self.channels[exchange] = self._by_id[channel_id] = channel
-        self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), method_frame(channel_id, CONFIRM_SELECT, b"\0"))
+        self.out += (channel_open(channel_id), method_frame(channel_id, CONFIRM_SELECT, b"\0"))
         return channel
 
     def _free_id(self) -> int | None:
@@ -222,7 +224,7 @@ class PublisherProtocol:
             self.pack()
             self._closing.add(channel_id)
             close = close_frame(channel_id, REPLY_SUCCESS, "ringproxy has seen that the broker reads")
-            self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), close)
+            self.out += (channel_open(channel_id), close)
         return channel_id is not None
 
     def lost(self, why: str) -> None:
@@ -252,7 +254,7 @@ class PublisherProtocol:
                 if data[stop - 1] != END:
                     raise Fault(FRAME_ERROR, "a frame without its end octet")
                 if kind == METHOD:
-                    self._on_method(number, u32(data, i + 7), data, i + 11, stop - 1)
+                    self._on_method(number, data, i, stop)
                 elif kind == HEADER and number in self._returning:
                     self._on_returned(number, data, i + 7, stop - 1)
                 i = stop
@@ -264,55 +266,56 @@ class PublisherProtocol:
         if size > max(self.frame_max, LEAST_FRAME_MAX):
             raise Fault(FRAME_ERROR, f"a frame of {size} bytes, more than the agreed frame_max of {self.frame_max}")
 
-    def _on_method(self, number: int, method: int, data: bytes, at: int, stop: int) -> None:
+    def _on_method(self, number: int, data: bytes, i: int, end: int) -> None:
+        method = u32(data, i + 7)
         self.methods += 1
-        if method == BASIC_ACK and stop - at >= _ACK:
-            self._answered(number, u64(data, at), data[at + 8], CONFIRMED)
+        if method == BASIC_ACK and end - i >= _LEAST_ACK:
+            self._answered(number, u64(data, i + 11), data[i + 19], CONFIRMED)
             return
-        if at > stop or method == BASIC_ACK:
+        if end - i < LEAST_METHOD or method == BASIC_ACK:
             raise StructError
         handler = (_ON_CHANNEL if number else _ON_CONNECTION).get(method)
         if handler is not None:
-            handler(self, number, data[at:stop])
+            handler(self, number, Arguments(data, i, end))
 
     def _answered(self, number: int, tag: int, bits: int, verdict: PublishResult) -> None:
         channel = self._by_id.get(number)
         if channel is not None:
-            self.in_flight -= channel.settle(tag, bool(bits & 1), verdict)
+            self.in_flight -= channel.settle(tag, bool(bits & MULTIPLE), verdict)
 
-    def _on_start(self, _: int, data: bytes) -> None:
-        self.cluster = handshake.cluster_in(data)
+    def _on_start(self, _: int, start: Arguments) -> None:
+        self.cluster = cluster_in(start)
         self.out.append(handshake.start_ok(self._user, self._password, self._vhost, self._inventory))
 
-    def _on_tune(self, _: int, data: bytes) -> None:
-        answer, limits = handshake.tune_ok(data)
+    def _on_tune(self, _: int, tune: Arguments) -> None:
+        answer, limits = handshake.tune_ok(tune)
         self._channel_max, self.frame_max, self.heartbeat = limits
         self.out += (answer, handshake.open_vhost(self._vhost))
 
-    def _on_open_ok(self, _: int, __: bytes) -> None:
+    def _on_open_ok(self, _: int, __: Arguments) -> None:
         self.stage = Stage.OPEN
 
-    def _on_blocked(self, _: int, data: bytes) -> None:
-        self.blocked = short_string(data, 0, len(data))[0].decode(errors="replace") or "no reason given"
+    def _on_blocked(self, _: int, blocked: Arguments) -> None:
+        self.blocked = blocked.short_string().decode(errors="replace") or "no reason given"
 
-    def _on_unblocked(self, _: int, __: bytes) -> None:
+    def _on_unblocked(self, _: int, __: Arguments) -> None:
         self.blocked = ""
 
-    def _on_close(self, _: int, data: bytes) -> None:
-        self.code = u16(data, 0)
-        self.fault = short_string(data, 2, len(data))[0].decode(errors="replace")
+    def _on_close(self, _: int, close: Arguments) -> None:
+        self.code = close.short()
+        self.fault = close.short_string().decode(errors="replace")
         self.stage = Stage.CLOSED
         self.pack()
         # After connection.close the broker reads nothing but close-ok (AMQP, connection.close).
         self.out[:] = [method_frame(0, CONNECTION_CLOSE_OK)]
 
-    def _on_close_ok(self, _: int, __: bytes) -> None:
+    def _on_close_ok(self, _: int, __: Arguments) -> None:
         self.stage = Stage.CLOSED
 
-    def _on_nack(self, number: int, data: bytes) -> None:
-        self._answered(number, u64(data, 0), data[8], NACKED)
+    def _on_nack(self, number: int, nack: Arguments) -> None:
+        self._answered(number, nack.longlong(), nack.octet(), NACKED)
 
-    def _on_return(self, number: int, _: bytes) -> None:
+    def _on_return(self, number: int, _: Arguments) -> None:
         self._returning.add(number)
 
     def _on_returned(self, number: int, data: bytes, start: int, end: int) -> None:
@@ -333,7 +336,7 @@ class PublisherProtocol:
         if publish in channel.pending:
             channel.returned.add(publish)
 
-    def _on_channel_close(self, number: int, data: bytes) -> None:
+    def _on_channel_close(self, number: int, close: Arguments) -> None:
         """Settle what is in flight on a channel that the broker has closed.
 
         A single publish is INVALID if the reply blames it; several are UNKNOWN, since any of them may be to blame.
@@ -345,9 +348,7 @@ class PublisherProtocol:
         channel = self._by_id.get(number)
         if channel is None:
             return
-        code = u16(data, 0)
-        text, at = short_string(data, 2, len(data))
-        method = u32(data, at)
+        code, text, method = close.short(), close.short_string(), close.long()
         words = self._in_words(channel.exchange, code, text)
         self._drop(channel)
         found = _TOO_LARGE.search(text)
@@ -387,11 +388,11 @@ class PublisherProtocol:
         alive = {exchange for exchange, channel in self.channels.items() if channel.low}
         return list(dict.fromkeys(why for exchange, why in self.refusals.items() if exchange not in alive))
 
-    def _on_channel_close_ok(self, number: int, _: bytes) -> None:
+    def _on_channel_close_ok(self, number: int, _: Arguments) -> None:
         self._closing.discard(number)
 
 
-_Handler = Callable[[PublisherProtocol, int, bytes], None]
+_Handler = Callable[[PublisherProtocol, int, Arguments], None]
 
 _ON_CONNECTION: dict[int, _Handler] = {
     CONNECTION_START: PublisherProtocol._on_start,

@@ -50,7 +50,7 @@ from proxy.session.publishing import placement, returns
 from proxy.session.publishing.returned import Read
 from proxy.session.reads import run
 from proxy.session.state import ChannelState, Phase
-from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, OVERHEAD, Fault, u32, u64
+from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, MULTIPLE, OVERHEAD, Fault, u32, u64
 
 _METHODS: Final = methods.FROM_BROKER
 _CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
@@ -230,7 +230,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
 def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int) -> bytes | None:
     """basic.ack or basic.nack: counts, and tells of publishes that came back without the client's knowledge."""
     confirms = channel.confirms
-    number, multiple = u64(data, i + 11) + confirms.counted_from, bool(data[i + 19] & 1)
+    number, multiple = u64(data, i + 11) + confirms.counted_from, bool(data[i + 19] & MULTIPLE)
     if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):
         c.confirmed(c.now - channel.sampled_at)
         channel.sampled = 0

@@ -6,6 +6,7 @@ from proxy.session.connection import Connection
 from proxy.session.handshake import BROKERS_TURN, Step
 from proxy.session.reads import frames
 from proxy.session.state import Phase
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     CHANNEL_OPEN,
     COMMAND_INVALID,
@@ -20,12 +21,9 @@ from proxy.wire.frames import (
     HEARTBEAT,
     METHOD,
     NOT_ALLOWED,
-    OVERHEAD,
-    SYNTAX_ERROR,
-    U16,
-    U32,
     UNEXPECTED_FRAME,
     Fault,
+    checked_method,
     is_frame_type,
     method_name,
 )
@@ -106,7 +104,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
     RabbitMQ 3.10.8 closes the connection of a user who has too many channels (observed).
     """
     own = c.republishing
-    if own.is_open and not own.answered and U16.unpack_from(data, i + 11)[0] == NOT_ALLOWED:
+    if own.is_open and not own.answered and Arguments(data, i, end).short() == NOT_ALLOWED:
         own.barred[c.vhost, c.handshake.user] = c.now + WITHOUT_SPARE
 
 
@@ -119,9 +117,7 @@ def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end:
     if kind != METHOD:
         _check_other(c, kind, number)
         return None
-    if end - i < OVERHEAD + 4:
-        raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
-    method = U32.unpack_from(data, i + 7)[0]
+    method = checked_method(data, i, end)
     if number:
         _on_unopened(c, number, method)
         return None

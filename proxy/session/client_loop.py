@@ -58,6 +58,7 @@ from proxy.wire.frames import (
     HEADER,
     HEARTBEAT,
     LEAST_HEADER,
+    LEAST_METHOD,
     METHOD,
     OVERHEAD,
     SLACK,
@@ -72,7 +73,6 @@ from proxy.wire.frames import (
 _METHODS: Final = methods.FROM_CLIENT
 _OPEN: Final = ChannelState.OPEN.value
 _REFUSING: Final = ChannelState.REFUSING.value
-_LEAST_METHOD: Final = OVERHEAD + 4
 _LEAST_PUBLISH: Final = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
 _LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
@@ -273,7 +273,7 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
 
 
 def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:
-    return kind == METHOD and end - i >= _LEAST_METHOD and u32(data, i + 7) == CONNECTION_CLOSE
+    return kind == METHOD and end - i >= LEAST_METHOD and u32(data, i + 7) == CONNECTION_CLOSE
 
 
 def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
@@ -281,7 +281,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if channel.expect != EXPECT_METHOD:
         # AMQP section 4.2.6: a content is not interrupted on its channel, which is a 505 to RabbitMQ.
         raise Fault(UNEXPECTED_FRAME, "a method where a content header or body must come")
-    if end - i < _LEAST_METHOD:
+    if end - i < LEAST_METHOD:
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
     method = u32(data, i + 7)
     if method != BASIC_PUBLISH:

@@ -13,6 +13,7 @@ from proxy.session.state import EXPECT_METHOD, ChannelState, Phase
 from proxy.settings.hints import TO_CONSUME_FROM_A_RING, TO_PUBLISH_TO_A_RING
 from proxy.settings.rights import to_lanes
 from proxy.topology.bindings import RING_TYPES
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_CONSUME,
@@ -24,18 +25,19 @@ from proxy.wire.frames import (
     CONNECTION_CLOSE_OK,
     FRAME_ERROR,
     INTERNAL_ERROR,
+    LEAST_METHOD,
     METHOD,
     NOT_FOUND,
     OVERHEAD,
     REPLY_SUCCESS,
     U16,
-    U32,
     Fault,
     close_frame,
     method_frame,
+    method_of,
     reply_text,
-    short_string,
     shorted,
+    u32,
 )
 from ring.destination import Destination
 
@@ -180,8 +182,8 @@ def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
             if is_method and end - i < OVERHEAD + _LONGEST_METHOD:
                 return found, data[i:], 0
             return found, b"", end - len(data)
-        if is_method and end - i >= OVERHEAD + 4:
-            found.add(U32.unpack_from(data, i + 7)[0])
+        if is_method and end - i >= LEAST_METHOD:
+            found.add(method_of(data, i))
         behind = end
     return found, data[behind:], 0
 
@@ -223,7 +225,7 @@ def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: in
     if channel.expect != EXPECT_METHOD:
         behind = reopened if channel.state == ChannelState.CUT else _goodbye
         return rest_of_content(c, channel, kind, data, i, end, behind)
-    method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
+    method = method_of(data, i) if kind == METHOD and end - i >= LEAST_METHOD else 0
     if method == CHANNEL_CLOSE and channel.state == ChannelState.REFUSING:
         # The broker's close-ok is due yet, and with it what it has to say of earlier publishes.
         channel.owed_close_ok = True
@@ -266,7 +268,7 @@ def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
 
 def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
     """Take a broker's frame on an abandoned channel, whose client knows of its end; nothing goes on."""
-    method = U32.unpack_from(data, i + 7)[0] if kind == METHOD else 0
+    method = method_of(data, i) if kind == METHOD else 0
     if method == CHANNEL_CLOSE:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
     elif method == CHANNEL_CLOSE_OK and channel.state == ChannelState.ABANDONED:
@@ -300,9 +302,9 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     if channel.state >= ChannelState.REFUSING and channel.expect == EXPECT_METHOD:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
-    code = U16.unpack_from(data, i + 11)[0]
-    text, at = short_string(data, i + 13, end - 1)
-    named = named_exchanges(c, text) if channel.routed and U32.unpack_from(data, at)[0] == BASIC_PUBLISH else []
+    arguments = Arguments(data, i, end)
+    code, text, blamed = arguments.short(), arguments.short_string(), arguments.rest
+    named = named_exchanges(c, text) if channel.routed and u32(blamed, 0) == BASIC_PUBLISH else []
     behind = [exchange for exchange in named if c.table is not None and exchange in c.table.behind]
     if code == NOT_FOUND and behind:
         # An exchange behind the ring is gone, and the broker closes the channel where a queue's end is a return.
@@ -317,23 +319,23 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     channel.deferred.clear()
     # The broker checks write access to where a publish goes now, which the client's user may not have.
     refused = [*behind, *(b"amq.default" for exchange in named if exchange in _DEFAULT_EXCHANGE)]
-    if code == NOT_FOUND and U32.unpack_from(data, at)[0] == BASIC_CONSUME:
-        return _no_queue(c, channel, text, data[at : end - 1])
+    if code == NOT_FOUND and u32(blamed, 0) == BASIC_CONSUME:
+        return _no_queue(c, channel, text, blamed)
     if code != ACCESS_REFUSED or not refused:
         return None
     # A user without the right on one lane of a ring mostly lacks it on all: the hint names them all at once.
     wanted = to_lanes(refused[0].decode(errors="replace")).encode() or refused[0]
-    return _with_hint(c, channel, code, text, TO_PUBLISH_TO_A_RING + wanted, data[at : end - 1])
+    return _with_hint(c, channel, code, text, TO_PUBLISH_TO_A_RING + wanted, blamed)
 
 
-def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: bytes, rest: bytes) -> bytes:
-    """Return the broker's channel.close with a hint behind its reply text; `rest` is the frame behind the text."""
+def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: bytes, blamed: bytes) -> bytes:
+    """Return the broker's channel.close with a hint behind its reply text; `blamed` is the method that it blames."""
     text = reply_text(reply_text(text, _LONGEST_TEXT - len(hint)) + hint)
     c.events.append(Refused(code, text.decode(errors="replace")))
-    return method_frame(channel.id, CHANNEL_CLOSE, U16.pack(code) + shorted(text) + rest)
+    return method_frame(channel.id, CHANNEL_CLOSE, U16.pack(code) + shorted(text) + blamed)
 
 
-def _no_queue(c: Connection, channel: Channel, text: bytes, rest: bytes) -> bytes | None:
+def _no_queue(c: Connection, channel: Channel, text: bytes, blamed: bytes) -> bytes | None:
     """Take it that a client consumes from a queue that does not exist: it may have meant an exchange.
 
     Returns the broker's channel.close with a hint, if the name is known to be a hash exchange; None for the frame as it
@@ -348,7 +350,7 @@ def _no_queue(c: Connection, channel: Channel, text: bytes, rest: bytes) -> byte
     if entry is None:
         c.events.append(NoQueue(name))
     elif entry.exchange_type in RING_TYPES:
-        return _with_hint(c, channel, NOT_FOUND, text, TO_CONSUME_FROM_A_RING, rest)
+        return _with_hint(c, channel, NOT_FOUND, text, TO_CONSUME_FROM_A_RING, blamed)
     return None
 
 

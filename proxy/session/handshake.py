@@ -11,6 +11,7 @@ from typing import Final
 
 from proxy.process.identity import of_sidecar
 from proxy.wire import table
+from proxy.wire.arguments import Arguments, cluster_in
 from proxy.wire.frames import (
     COMMAND_INVALID,
     CONNECTION_CLOSE,
@@ -28,7 +29,6 @@ from proxy.wire.frames import (
     LEAST_FRAME_MAX,
     METHOD,
     NOT_ALLOWED,
-    OVERHEAD,
     PROTOCOL_HEADER,
     SLACK,
     SYNTAX_ERROR,
@@ -36,10 +36,10 @@ from proxy.wire.frames import (
     U32,
     UNEXPECTED_FRAME,
     Fault,
+    checked_method,
     is_frame_type,
     method_frame,
     method_name,
-    short_string,
 )
 
 HANDSHAKE_FRAME_MAX = 1 << 17
@@ -95,6 +95,9 @@ LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 """Mechanisms that tell the broker of the peer of its connection, which is this proxy: it would lend its identity."""
 
 _MOST_CHANNELS = (1 << 16) - 1
+
+_TUNE = 8
+"""Bytes of the arguments of connection.tune and connection.tune-ok."""
 
 _CANCEL_NOTIFY = b"consumer_cancel_notify"
 
@@ -167,14 +170,12 @@ class Handshake:
             raise Fault(FRAME_ERROR, f"a frame of type {data[i]} does not end with the frame-end octet")
         if data[i] == HEARTBEAT:
             return data[i:end]
-        if end - i < OVERHEAD + 4:
-            raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
-        method = U32.unpack_from(data, i + 7)[0]
+        method = checked_method(data, i, end)
         following = STEPS[self.step].get(method)
         if following is None:
             raise Fault(COMMAND_INVALID, f"{method_name(method)} came out of turn on channel 0", method)
         handler = _FROM_CLIENT.get(method)
-        replaced = handler(self, data, i, end) if handler is not None else None
+        replaced = handler(self, Arguments(data, i, end)) if handler is not None else None
         self.step = following
         return data[i:end] if replaced is None else replaced
 
@@ -191,8 +192,8 @@ class Handshake:
         self.step = following
         if method == CONNECTION_START:
             self.cluster_told_at = now
-            return _start(self, data, i, end)
-        return _tune(self, data, i, end) if method == CONNECTION_TUNE else None
+            return _start(self, Arguments(data, i, end))
+        return _tune(self, Arguments(data, i, end)) if method == CONNECTION_TUNE else None
 
     def check(self, kind: int, number: int, size: int) -> None:
         """Raise Fault for a frame that no handshake has, by its type, its channel and its size in bytes."""
@@ -207,40 +208,35 @@ class Handshake:
             raise Fault(UNEXPECTED_FRAME, f"a frame of type {kind} on channel {number} before the connection is open")
 
 
-def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
+def _start(h: Handshake, arguments: Arguments) -> bytes:
     """Return connection.start without the mechanisms that would lend this proxy's identity; note the cluster's name."""
-    first = i + 17
-    stop = first + U32.unpack_from(data, i + 13)[0]
-    field = table.find(data, first, stop, b"cluster_name")
-    name = table.text_of(data, field) if field else None
-    h.cluster = name.decode(errors="replace") if name is not None else None
-    at = stop + 4 + U32.unpack_from(data, stop)[0]
-    offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in h.allowed_mechanisms]
-    mechanisms = b" ".join(offered)
-    arguments = data[i + 11 : stop] + U32.pack(len(mechanisms)) + mechanisms + data[at : end - 1]
-    return method_frame(0, CONNECTION_START, arguments)
+    h.cluster = cluster_in(arguments)
+    before = arguments.read
+    mechanisms = b" ".join(m for m in arguments.long_string().split() if m not in LENT or m in h.allowed_mechanisms)
+    return method_frame(0, CONNECTION_START, before + U32.pack(len(mechanisms)) + mechanisms + arguments.rest)
 
 
-def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
+def _start_ok(h: Handshake, arguments: Arguments) -> bytes | None:
     """Return connection.start-ok with this proxy's client properties; None if they do not fit the smallest frame."""
-    if end - i < 16:
+    if arguments.left < 4:
         raise Fault(SYNTAX_ERROR, "connection.start-ok stops early", CONNECTION_START_OK)
-    first = i + 15
-    stop = first + U32.unpack_from(data, i + 11)[0]
-    if stop >= end:
+    size = arguments.long()
+    if size > arguments.left:
         raise Fault(SYNTAX_ERROR, "the client properties are longer than their frame", CONNECTION_START_OK)
-    mechanism, at = short_string(data, stop, end - 1)
+    given = arguments.octets(size)
+    behind = arguments.rest
+    mechanism = arguments.short_string()
     if mechanism in LENT and mechanism not in h.allowed_mechanisms:
         text = f"mechanism {mechanism.decode()} is not allowed by this sidecar; see its setting allow_mechanisms"
         raise Fault(COMMAND_INVALID, text, CONNECTION_START_OK)
     if mechanism == b"PLAIN":
         # RFC 4616: the identity to act as, the user, the password.
-        h.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
-    properties, _ = table.without(data, first, stop, _inventory())
+        h.user = b"".join(arguments.rest[4:].split(b"\0")[1:2])
+    properties, _ = table.without(given, 0, size, _inventory())
     properties += b"".join(_inventory().values())
     if h.kept_back:
         properties = _with_cancel_notify(h, properties)
-    made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + data[stop : end - 1])
+    made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + behind)
     return made if len(made) <= LEAST_FRAME_MAX else None
 
 
@@ -250,8 +246,7 @@ def _with_cancel_notify(h: Handshake, properties: bytes) -> bytes:
     Only such a cancel tells an interceptor that a queue from which it consumes was deleted.
     """
     size = len(properties)
-    name = table.find(properties, 0, size, b"connection_name")
-    h.connection_name = (table.text_of(properties, name) if name is not None else None) or b""
+    h.connection_name = table.text(properties, b"connection_name") or b""
     field = table.find(properties, 0, size, b"capabilities")
     capabilities = b""
     if field is not None and field.kind == ord("F"):
@@ -266,12 +261,14 @@ def _with_cancel_notify(h: Handshake, properties: bytes) -> bytes:
     return others + b"\x0ccapabilitiesF" + U32.pack(len(capabilities)) + capabilities
 
 
-def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
+def _tune(h: Handshake, arguments: Arguments) -> bytes:
     """Return connection.tune with fewer channels; those left out stay for this proxy."""
-    if end - i != 20:
+    if arguments.left != _TUNE:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
-    h.offered_channel_max, h.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
-    return data[i : i + 11] + U16.pack(_most_channels(h)) + data[i + 13 : end]
+    h.offered_channel_max = arguments.short()
+    behind = arguments.rest
+    h.offered_frame_max = arguments.long()
+    return method_frame(0, CONNECTION_TUNE, U16.pack(_most_channels(h)) + behind)
 
 
 def _most_channels(h: Handshake) -> int:
@@ -284,17 +281,19 @@ def _hidden(h: Handshake) -> int:
     return min((h.offered_channel_max or _MOST_CHANNELS) // 2, h.kept_back)
 
 
-def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
+def _tune_ok(h: Handshake, arguments: Arguments) -> bytes:
     """Return connection.tune-ok with the channels that are kept for this proxy added again.
 
     Raises Fault 530 if the client asks for more than was offered.
     """
-    if end - i != 20:
+    if arguments.left != _TUNE:
         raise Fault(SYNTAX_ERROR, "connection.tune-ok is not of its length", CONNECTION_TUNE_OK)
-    wanted, frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
+    wanted = arguments.short()
+    behind = arguments.rest
+    frame_max = arguments.long()
     _check_negotiated("channel_max", wanted, _most_channels(h), limited=h.offered_channel_max > 0)
     _check_negotiated("frame_max", frame_max, h.offered_frame_max, limited=h.offered_frame_max > 0)
-    h.heartbeat = U16.unpack_from(data, i + 17)[0]
+    h.heartbeat = arguments.short()
     h.frame_max = max(frame_max, LEAST_FRAME_MAX) if frame_max else MOST_FRAME_MAX
     most = h.offered_channel_max or _MOST_CHANNELS
     # A limit of 0 stands for as many as there are numbers.
@@ -302,7 +301,7 @@ def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     kept = min(1 + _hidden(h), most - h.channel_max)
     h.spare = h.channel_max + 1 if kept else 0
     h.hidden = max(kept - 1, 0)
-    return data[i : i + 11] + U16.pack(wanted + kept if wanted else 0) + data[i + 13 : end]
+    return method_frame(0, CONNECTION_TUNE_OK, U16.pack(wanted + kept if wanted else 0) + behind)
 
 
 def _check_negotiated(name: str, wanted: int, most: int, *, limited: bool) -> None:
@@ -313,12 +312,11 @@ def _check_negotiated(name: str, wanted: int, most: int, *, limited: bool) -> No
         raise Fault(NOT_ALLOWED, text, CONNECTION_TUNE_OK)
 
 
-def _open(h: Handshake, data: bytes, i: int, end: int) -> None:
-    vhost, _ = short_string(data, i + 11, end - 1)
-    h.vhost = vhost.decode(errors="replace")
+def _open(h: Handshake, arguments: Arguments) -> None:
+    h.vhost = arguments.short_string().decode(errors="replace")
 
 
-_FROM_CLIENT: dict[int, Callable[[Handshake, bytes, int, int], bytes | None]] = {
+_FROM_CLIENT: dict[int, Callable[[Handshake, Arguments], bytes | None]] = {
     CONNECTION_START_OK: _start_ok,
     CONNECTION_TUNE_OK: _tune_ok,
     CONNECTION_OPEN: _open,

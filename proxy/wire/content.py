@@ -69,6 +69,11 @@ def stamp_of_exchange(exchange: bytes) -> bytes:
     return table.text_field(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
 
 
+def body_size(data: bytes, start: int) -> int:
+    """Return the bytes of the body that follows a content header. Raises IndexError where the data ends before."""
+    return u64(data, start + 4)
+
+
 def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
     """Return the property flags, and the offset where the headers table is or would go. Raises Fault 502."""
     at = start + _FIRST

@@ -19,6 +19,8 @@ HEARTBEAT: Final = 8
 END: Final = 0xCE
 OVERHEAD: Final = 8
 """Bytes of a frame besides its payload: type, channel, size, and the end octet."""
+LEAST_METHOD: Final = OVERHEAD + 4
+"""Bytes of a frame with a method and nothing else."""
 SLACK: Final = OVERHEAD
 """Bytes beyond frame_max that RabbitMQ takes (observed on 3.10.8 and 4.3.6): rabbitmq-client forgets those."""
 
@@ -33,6 +35,8 @@ U64: Final = Struct(">Q")
 
 LEAST_HEADER: Final = 14
 """Bytes of a content header's payload without properties: class, weight, body size, flags."""
+
+EMPTY_TABLE: Final = b"\0\0\0\0"
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
@@ -89,7 +93,6 @@ BASIC_ACK: Final = BASIC << 16 | 80
 BASIC_REJECT: Final = BASIC << 16 | 90
 BASIC_RECOVER_ASYNC: Final = BASIC << 16 | 100
 BASIC_RECOVER: Final = BASIC << 16 | 110
-BASIC_RECOVER_OK: Final = BASIC << 16 | 111
 BASIC_NACK: Final = BASIC << 16 | 120
 CONFIRM_SELECT: Final = 85 << 16 | 10
 TX_SELECT: Final = 90 << 16 | 10
@@ -98,8 +101,28 @@ TX_COMMIT_OK: Final = 90 << 16 | 21
 TX_ROLLBACK: Final = 90 << 16 | 30
 TX_ROLLBACK_OK: Final = 90 << 16 | 31
 
+CONTENTS: Final = (BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN)
+"""The broker's methods that a content follows."""
+
+# Bits of methods, by the octet in which they stand.
 MANDATORY: Final = 1
-"""The first bit of basic.publish: a message that no queue takes comes back by basic.return."""
+"""The bit of basic.publish by which a message that no queue takes comes back by basic.return."""
+MULTIPLE: Final = 1
+"""The bit of basic.ack and basic.nack that makes it one of all deliveries or publishes up to the tag."""
+REQUEUE: Final = 2
+"""The bit of basic.nack by which the queue gets the delivery back."""
+REJECT_REQUEUE: Final = 1
+"""The bit of basic.reject by which the queue gets the delivery back."""
+NO_ACK: Final = 2
+"""The bit of basic.consume by which deliveries need no ack."""
+EXCLUSIVE: Final = 4
+"""The bit of basic.consume by which no other consumer may be at the queue."""
+CONSUME_NOWAIT: Final = 8
+"""The bit of basic.consume that asks for no -ok."""
+PASSIVE: Final = 1
+"""The bit of queue.declare and exchange.declare by which nothing is made."""
+DECLARE_NOWAIT: Final = 16
+"""The bit of queue.declare and exchange.declare that asks for no -ok."""
 
 REPLY_SUCCESS: Final = 200
 CONNECTION_FORCED: Final = 320
@@ -162,6 +185,11 @@ def u64(data: bytes, at: int) -> int:
     return number if number >= 0 else number + (1 << 64)
 
 
+def method_of(data: bytes, i: int) -> int:
+    """Return the method of the method frame at `i`. Raises IndexError where the data ends before."""
+    return u32(data, i + 7)
+
+
 class Fault(Exception):  # noqa: N818 - AMQP's word for what closes a connection is an exception already
     """A breach of the protocol by a peer, which AMQP answers with connection.close; the text says what is wrong."""
 
@@ -169,6 +197,13 @@ class Fault(Exception):  # noqa: N818 - AMQP's word for what closes a connection
         """Take the reply code, the text, and the number of the method that is to blame; 0 for none."""
         super().__init__(text)
         self.code, self.method = code, method
+
+
+def checked_method(data: bytes, i: int, end: int) -> int:
+    """Return the method of the method frame from `i` to `end`. Raises Fault 502 if it is too short."""
+    if end - i < LEAST_METHOD:
+        raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
+    return method_of(data, i)
 
 
 def short_string(data: bytes, at: int, end: int) -> tuple[bytes, int]:
@@ -194,6 +229,16 @@ def reply_text(text: bytes, most: int = 255) -> bytes:
 def method_frame(channel: int, method: int, arguments: bytes = b"") -> bytes:
     """Return a method frame on a channel."""
     return FRAME.pack(METHOD, channel, 4 + len(arguments)) + U32.pack(method) + arguments + b"\xce"
+
+
+def channel_open(channel: int) -> bytes:
+    """Return a channel.open frame."""
+    return method_frame(channel, CHANNEL_OPEN, b"\0")
+
+
+def readdressed(channel: int, data: bytes, i: int, end: int) -> bytes:
+    """Return the frame from `i` to `end` as one of another channel."""
+    return data[i : i + 1] + U16.pack(channel) + data[i + 3 : end]
 
 
 def close_frame(channel: int, code: int, text: str, method: int = 0) -> bytes:

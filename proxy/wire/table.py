@@ -92,6 +92,12 @@ def text_of(data: bytes, field: Field) -> bytes | None:
     return data[field.value + 4 : field.stop] if field.kind in b"Sx" else None
 
 
+def text(table: bytes, name: bytes) -> bytes | None:
+    """Return the bytes of a table's field, if it is a long string or byte array; else None. Raises Fault 502."""
+    field = find(table, 0, len(table), name)
+    return text_of(table, field) if field is not None else None
+
+
 def integer_of(data: bytes, field: Field) -> int:
     """Return the value of an integer; 0 for a value of another type."""
     form = _INTEGERS.get(field.kind)

@@ -31,6 +31,7 @@ from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.protocol import PublisherProtocol
 from proxy.settings.parse import ConfigError
 from proxy.wire import table
+from proxy.wire.arguments import Arguments
 from proxy.wire.content import headers_at, table_at
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -402,7 +403,7 @@ async def test_more_lanes_than_channels_take_turns() -> None:
             answered += len(channel.pending)
             protocol.in_flight -= channel.settle(channel.number, True, CONFIRMED)
         for number in list(protocol._closing):
-            protocol._on_channel_close_ok(number, b"")
+            protocol._on_channel_close_ok(number, Arguments(b"", 0, 0))
     await task
     protocol.pack()
     assert len(protocol.channels) <= 2

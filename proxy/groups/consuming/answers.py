@@ -5,6 +5,7 @@ from proxy.groups.consuming.events import JoinAsked, Shadowed
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.model import Link, LinkEvent, LinkState
 from proxy.session import closing
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_CANCEL,
@@ -15,9 +16,7 @@ from proxy.wire.frames import (
     CHANNEL_CLOSE_OK,
     NOT_FOUND,
     QUEUE_DECLARE_OK,
-    U16,
     method_frame,
-    short_string,
 )
 
 
@@ -70,8 +69,8 @@ def _told(g: Consuming, hidden: HiddenChannel, method: int) -> None:
 
 def _closed(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
     """Take the broker's channel.close of a hidden channel, whose reason is the client's business in two cases only."""
-    code = U16.unpack_from(data, i + 11)[0]
-    text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
+    arguments = Arguments(data, i, end)
+    code, text = arguments.short(), arguments.short_string().decode(errors="replace")
     # It goes behind what is due on the channel before, which may be this proxy's channel.close.
     g.due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
     closing_already, consumer, link = hidden.closing, hidden.consumer, hidden.link

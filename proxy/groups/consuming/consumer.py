@@ -9,7 +9,6 @@ import secrets
 
 from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consumer, Consuming
-from proxy.groups.consuming.links import EXCLUSIVE, NO_ACK, NOWAIT
 from proxy.groups.consuming.questions import Joining
 from proxy.groups.consuming.tags import MOST_TAGS, Numbering, numbering_of
 from proxy.groups.model import DEFAULT_PREFETCH, Member
@@ -20,21 +19,25 @@ from proxy.session.end import SHUTTING_DOWN
 from proxy.session.publishing import requests
 from proxy.session.state import ChannelState
 from proxy.wire import table
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_CANCEL_OK,
     BASIC_CONSUME,
-    CHANNEL_OPEN,
+    CONSUME_NOWAIT,
+    EMPTY_TABLE,
+    EXCLUSIVE,
+    NO_ACK,
     NOT_ALLOWED,
+    PASSIVE,
     PRECONDITION_FAILED,
     QUEUE_DECLARE,
     RESOURCE_ERROR,
     SYNTAX_ERROR,
     Fault,
+    channel_open,
     method_frame,
-    short_string,
     shorted,
-    u16,
 )
 
 UNLIMITED = 2000
@@ -45,7 +48,6 @@ MOST_ARGUMENTS = 4096
 
 _CROWDED = f"a connection with consumers of groups has over {MOST_TAGS} ordinary consumers; use another connection"
 
-_PASSIVE = 1
 _RESERVED = (b"x-priority", b"x-consumer-timeout")
 """The arguments of consumers that this proxy sets itself: all links have the same priority, and the same timeout."""
 
@@ -67,12 +69,11 @@ def consume(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
     if channel.state != ChannelState.OPEN:
         return None
     numbering = begin_numbering(g, channel)
-    name, at = short_string(data, i + 13, end - 1)
-    name = requests.meant(channel, name)
-    tag, at = short_string(data, at, end - 1)
-    if at >= end - 1:
+    arguments = Arguments(data, i, end, at=2)
+    name, tag = requests.meant(channel, arguments.short_string()), arguments.short_string()
+    if not arguments.left:
         raise Fault(SYNTAX_ERROR, "basic.consume stops early", method)
-    bits = data[at]
+    bits = arguments.bits()
     joining, numbering.joining = numbering.joining, None
     if joining is not None and joining.is_group:
         return b""
@@ -81,7 +82,7 @@ def consume(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
         raise Fault(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag.decode(errors='replace')}'", method)
     if group:
         if g.free:
-            _ask(g, channel, numbering, group, tag, data, at, end)
+            _ask(g, channel, numbering, group, tag, bits, _fields(arguments))
             return None
         # Not even whether a queue has the name can be asked.
         text = f"group '{group}': all {g.most} hidden channels of the connection are in use"
@@ -95,7 +96,7 @@ def _consume_queue(g: Consuming, channel: Channel, numbering: Numbering, tag: by
         return None
     if tag and not numbering.remember(tag, bool(bits & NO_ACK)) and numbering.started:
         return closing.refusal(g.c, channel, RESOURCE_ERROR, _CROWDED, BASIC_CONSUME)
-    if not tag and not bits & NOWAIT:
+    if not tag and not bits & CONSUME_NOWAIT:
         numbering.requests.append(bool(bits & NO_ACK))
     return None
 
@@ -110,55 +111,54 @@ def group_named(g: Consuming, name: bytes) -> str:
 
 
 def _ask(
-    g: Consuming, channel: Channel, numbering: Numbering, group: str, tag: bytes, data: bytes, at: int, end: int
+    g: Consuming, channel: Channel, numbering: Numbering, group: str, tag: bytes, bits: int, fields: bytes
 ) -> None:
     """Have a basic.consume wait, and ask the broker whether there is a queue of that name."""
-    bits = data[at]
-    first, stop = _table(data, at + 1, end - 1)
     member = Member(secrets.token_hex(8), g.c.vhost, group, channel.id, tag or b"amq.ctag-" + _random())
     member.no_ack = bool(bits & NO_ACK)
     member.prefetch = numbering.prefetch or DEFAULT_PREFETCH
-    refusal = _mistake(g, channel, numbering, group, bits, data, first, stop)
+    refusal = _mistake(g, channel, numbering, group, bits, fields)
     numbering.joining = Joining(member, refusal)
-    consumer = Consumer(member, channel, numbering, data[first:stop])
-    consumer.owes_ok = not bits & NOWAIT
+    consumer = Consumer(member, channel, numbering, fields)
+    consumer.owes_ok = not bits & CONSUME_NOWAIT
     g.c.waiting.held = Wait.INTERCEPTED
     g.consumers[member] = consumer
     g.by_tag[channel.id, member.tag] = consumer
     hidden = g.take(consumer, None)
-    asked = b"\0\0" + shorted(group.encode()) + bytes((_PASSIVE,)) + b"\0\0\0\0"
-    g.due += (
-        method_frame(hidden.number, CHANNEL_OPEN, b"\0"),
-        method_frame(hidden.number, QUEUE_DECLARE, asked),
-    )
+    g.due += (channel_open(hidden.number), passive_queue(hidden.number, group))
+
+
+def passive_queue(number: int, name: str) -> bytes:
+    """Return the queue.declare that asks, on a hidden channel, whether there is a queue of that name."""
+    text = shorted(name.encode(errors="replace"))
+    return method_frame(number, QUEUE_DECLARE, b"\0\0" + text + bytes((PASSIVE,)) + EMPTY_TABLE)
 
 
 def _random() -> bytes:
     return secrets.token_urlsafe(16).encode()
 
 
-def _table(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where the fields of the arguments table of a basic.consume begin and end."""
-    if at + 4 > end:
+def _fields(arguments: Arguments) -> bytes:
+    """Return the fields of the arguments table of a basic.consume, which has been read so far."""
+    if arguments.left < 4:
         raise Fault(SYNTAX_ERROR, "basic.consume stops before its arguments", BASIC_CONSUME)
-    first = at + 4
-    stop = first + int.from_bytes(data[at:first], "big")
-    if stop > end:
+    size = arguments.long()
+    if size > arguments.left:
         raise Fault(SYNTAX_ERROR, "the arguments of basic.consume run past its frame", BASIC_CONSUME)
-    return first, stop
+    return arguments.octets(size)
 
 
 def _mistake(
-    g: Consuming, channel: Channel, numbering: Numbering, group: str, bits: int, data: bytes, first: int, stop: int
+    g: Consuming, channel: Channel, numbering: Numbering, group: str, bits: int, fields: bytes
 ) -> tuple[int, str] | None:
     """Return the reply code and text that refuse a basic.consume of a group; None if the member may join."""
     if bits & EXCLUSIVE:
         return ACCESS_REFUSED, f"group '{group}' cannot be consumed exclusively: a group is for several consumers"
     for name in _RESERVED:
-        if table.find(data, first, stop, name) is not None:
+        if table.find(fields, 0, len(fields), name) is not None:
             return PRECONDITION_FAILED, f"group '{group}': {name.decode()} cannot be set, as ringproxy sets it itself"
-    if stop - first > MOST_ARGUMENTS:
-        text = f"group '{group}': the arguments take {stop - first} bytes, and {MOST_ARGUMENTS} are the most"
+    if len(fields) > MOST_ARGUMENTS:
+        text = f"group '{group}': the arguments take {len(fields)} bytes, and {MOST_ARGUMENTS} are the most"
         return PRECONDITION_FAILED, text
     if channel.transactional:
         return PRECONDITION_FAILED, f"group '{group}' cannot be consumed on a channel with transactions"
@@ -180,8 +180,8 @@ def cancel(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
     numbering = numbering_of(channel)
     if numbering is None or channel.state != ChannelState.OPEN:
         return None
-    tag, at = short_string(data, i + 11, end - 1)
-    nowait = at < end - 1 and bool(data[at] & 1)
+    arguments = Arguments(data, i, end)
+    tag, nowait = arguments.short_string(), bool(arguments.bits() & 1)
     numbering.cancel(tag, answered=not nowait)
     consumer = g.by_tag.get((channel.id, tag))
     if consumer is None:
@@ -221,16 +221,18 @@ def leave_all(g: Consuming) -> None:
 
 def qos(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.qos, which passes to the broker. Members that join later get its prefetch for each shard."""
-    if channel.state == ChannelState.OPEN and end - i >= 19:
-        begin_numbering(g, channel).prefetch = u16(data, i + 15) or UNLIMITED
+    arguments = Arguments(data, i, end, at=4)  # the prefetch in bytes, which RabbitMQ does not have
+    if channel.state == ChannelState.OPEN and arguments.left >= 3:
+        begin_numbering(g, channel).prefetch = arguments.short() or UNLIMITED
 
 
 def get(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.get, which passes to the broker, and note it: its answer will have a delivery tag."""
     if channel.state == ChannelState.OPEN:
         numbering = begin_numbering(g, channel)
-        _, at = short_string(data, i + 13, end - 1)
-        numbering.gets.append(at < end - 1 and bool(data[at] & 1))
+        arguments = Arguments(data, i, end, at=2)
+        arguments.short_string()
+        numbering.gets.append(bool(arguments.bits() & 1))
 
 
 # Answers of the broker on the client's own channel
@@ -241,7 +243,7 @@ def consume_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int,
     numbering = numbering_of(channel)
     if numbering is None:
         return
-    tag, _ = short_string(data, i + 11, end - 1)
+    tag = Arguments(data, i, end).short_string()
     if tag in numbering.tags or not numbering.requests:
         return
     no_ack = numbering.requests.popleft()
@@ -255,16 +257,14 @@ def cancelled(g: Consuming, channel: Channel, method: int, data: bytes, i: int, 
     The client gets it only if it has said in the handshake that it understands it (`consumer_cancel_notify`).
     """
     if (numbering := numbering_of(channel)) is not None:
-        tag, _ = short_string(data, i + 11, end - 1)
-        numbering.forget(tag)
+        numbering.forget(Arguments(data, i, end).short_string())
     return None if g.c.handshake.cancel_notify else b""
 
 
 def cancel_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take basic.cancel-ok of an ordinary consumer, behind its last delivery."""
     if (numbering := numbering_of(channel)) is not None:
-        tag, _ = short_string(data, i + 11, end - 1)
-        numbering.end_cancelled(tag)
+        numbering.end_cancelled(Arguments(data, i, end).short_string())
 
 
 def get_empty(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:

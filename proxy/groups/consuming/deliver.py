@@ -22,11 +22,12 @@ from proxy.wire.frames import (
     BASIC_CONSUME,
     BASIC_DELIVER,
     BASIC_GET_OK,
-    BASIC_RETURN,
     BODY,
+    CONTENTS,
     END,
     HEADER,
     LEAST_HEADER,
+    LEAST_METHOD,
     METHOD,
     OVERHEAD,
     RESOURCE_ERROR,
@@ -43,9 +44,6 @@ from proxy.wire.frames import (
 _out: Final = BytesWriter()
 """The buffer in which a delivery is put together: one for all sessions, since nothing else runs meanwhile."""
 
-_CONTENTS: Final = (BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN)
-"""The broker's methods that a content follows."""
-
 _MOST_SHOWN: Final = 4096
 """The most exchanges whose names for a client are remembered with one consumer."""
 
@@ -57,9 +55,6 @@ _FEW: Final = 4096
 
 _MOST_IN_A_RUN: Final = 96
 """The most frames that `whole` takes: then the loop looks whether other sessions should have a turn."""
-
-_LEAST: Final = OVERHEAD + 4
-"""The number of bytes of a frame with a method and nothing else."""
 
 _LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
 """The number of bytes of a frame with a content header without properties."""
@@ -83,7 +78,7 @@ def whole(  # noqa: C901 - one loop, for speed
     looked: Consumer | None = None
     out = _out
     out.truncate(0)
-    while size - i > _LEAST and frames < _MOST_IN_A_RUN:
+    while size - i > LEAST_METHOD and frames < _MOST_IN_A_RUN:
         if data[i] != METHOD or u32(data, i + 7) != BASIC_DELIVER:
             break
         if (found := u16(data, i + 1)) != number:
@@ -251,7 +246,7 @@ def own_frame(
     own = numbering.own
     if kind == METHOD:
         method = u32(data, i + 7)
-        if replaced is not None or method not in _CONTENTS:
+        if replaced is not None or method not in CONTENTS:
             return replaced
         own.left, numbering.busy = -1, own
         if method == BASIC_DELIVER:

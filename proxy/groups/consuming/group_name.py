@@ -23,16 +23,19 @@ from proxy.session.channel import Channel
 from proxy.session.publishing import requests
 from proxy.session.state import ChannelState
 from proxy.settings.rights import to_shards
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_GET,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
-    CHANNEL_OPEN,
+    DECLARE_NOWAIT,
+    EMPTY_TABLE,
     EXCHANGE_DECLARE,
     EXCHANGE_DECLARE_OK,
     INTERNAL_ERROR,
     NOT_FOUND,
+    PASSIVE,
     PRECONDITION_FAILED,
     QUEUE_BIND,
     QUEUE_DECLARE,
@@ -42,17 +45,11 @@ from proxy.wire.frames import (
     QUEUE_UNBIND,
     RESOURCE_ERROR,
     RESOURCE_LOCKED,
-    U16,
     U32,
+    channel_open,
     method_frame,
-    short_string,
     shorted,
 )
-
-_PASSIVE: Final = b"\1"
-_NO_ARGUMENTS: Final = b"\0\0\0\0"
-_NOWAIT: Final = 16
-"""The bit of queue.declare that asks for no -ok."""
 
 _AT_ONCE: Final = 32
 """The most shards of which the broker is asked ahead of its answers. It drops what stands behind a shard that it does
@@ -100,7 +97,8 @@ def take(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: 
     """Take a method on a queue: if its name is a group's it is answered here; None is returned for any other."""
     if channel.state != ChannelState.OPEN:
         return None
-    name, at = short_string(data, i + 13, end - 1)
+    arguments = Arguments(data, i, end, at=2)
+    name = arguments.short_string()
     numbering = numbering_of(channel)
     question = numbering.question if numbering is not None else None
     if numbering is not None and question is not None:
@@ -110,7 +108,7 @@ def take(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: 
             return None
         if method == QUEUE_DECLARE:
             answer = _declared(g, channel, question)
-            if not (at < end - 1 and data[at] & _NOWAIT):
+            if not arguments.bits() & DECLARE_NOWAIT:
                 links.tell(g, numbering, answer)
             return b""
         return closing.refusal(g.c, channel, *_refusal(question.name, method), method)
@@ -160,25 +158,20 @@ def _ask(g: Consuming, channel: Channel, question: Question) -> None:
     asking.leaving, asking.question = True, question
     number = g.take(asking, None).number
     g.due += (
-        method_frame(number, CHANNEL_OPEN, b"\0"),
-        _passive_queue(number, question.name),
+        channel_open(number),
+        consumer.passive_queue(number, question.name),
         _passive_exchange(number, question.name),
     )
 
 
-def _passive_queue(number: int, name: str) -> bytes:
-    text = shorted(name.encode(errors="replace"))
-    return method_frame(number, QUEUE_DECLARE, b"\0\0" + text + _PASSIVE + _NO_ARGUMENTS)
-
-
 def _passive_queues(number: int, question: Question) -> list[bytes]:
     """Return the questions about the next shards; each answer to one brings one more, so that as many are under way."""
-    return [_passive_queue(number, shard) for shard in islice(question.left, _AT_ONCE)]
+    return [consumer.passive_queue(number, shard) for shard in islice(question.left, _AT_ONCE)]
 
 
 def _passive_exchange(number: int, name: str) -> bytes:
-    text = shorted(name.encode())
-    return method_frame(number, EXCHANGE_DECLARE, b"\0\0" + text + shorted(b"direct") + _PASSIVE + _NO_ARGUMENTS)
+    names = shorted(name.encode()) + shorted(b"direct")
+    return method_frame(number, EXCHANGE_DECLARE, b"\0\0" + names + bytes((PASSIVE,)) + EMPTY_TABLE)
 
 
 # Answers of the broker on the hidden channel
@@ -199,29 +192,30 @@ def answered(
         question.step = Step.SHARDS
         g.events.append(ShardsAsked(hidden.consumer.channel, question.name))
     elif method == QUEUE_DECLARE_OK and question.step == Step.TOTALS:
-        _, at = short_string(data, i + 11, end - 1)
-        question.messages += U32.unpack_from(data, at)[0]
-        question.consumers += U32.unpack_from(data, at + 4)[0]
+        arguments = Arguments(data, i, end)
+        arguments.short_string()
+        question.messages += arguments.long()
+        question.consumers += arguments.long()
         question.left.popleft()
         if len(question.left) >= _AT_ONCE:
-            g.due.append(_passive_queue(hidden.number, question.left[_AT_ONCE - 1]))
+            g.due.append(consumer.passive_queue(hidden.number, question.left[_AT_ONCE - 1]))
         elif not question.left:
             _decide(g, hidden, question, is_group=True)
 
 
 def _closed(g: Consuming, hidden: HiddenChannel, question: Question, data: bytes, i: int, end: int) -> None:
     """Take the broker's channel.close, by which it says that something is not there."""
-    code = U16.unpack_from(data, i + 11)[0]
-    due = g.due
+    arguments = Arguments(data, i, end)
+    code, due = arguments.short(), g.due
     due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
-    again = method_frame(hidden.number, CHANNEL_OPEN, b"\0")
+    again = channel_open(hidden.number)
     if question.step == Step.QUEUE and code == NOT_FOUND:
         question.step = Step.EXCHANGE
         due += (again, _passive_exchange(hidden.number, question.name))
         return
     if question.step == Step.QUEUE and code == ACCESS_REFUSED and question.method == QUEUE_DECLARE:
         # The client's own queue.declare would be refused as well, for want of `configure`, which nobody should grant.
-        text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
+        text = arguments.short_string().decode(errors="replace")
         links.closed_by_broker(g, hidden)
         text = not_permitted(g, question.name, text)
         closing.refuse_channel(g.c, hidden.consumer.channel, code, text, question.method)
@@ -236,7 +230,7 @@ def _closed(g: Consuming, hidden: HiddenChannel, question: Question, data: bytes
             return
         question.is_group = True
     elif question.step == Step.SHARDS:
-        text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
+        text = arguments.short_string().decode(errors="replace")
         links.closed_by_broker(g, hidden)
         closing.refuse_channel(g.c, hidden.consumer.channel, code, text, question.method)
         return

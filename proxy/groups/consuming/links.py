@@ -16,21 +16,17 @@ from proxy.wire.frames import (
     BASIC_CONSUME,
     BASIC_CONSUME_OK,
     BASIC_QOS,
-    CHANNEL_OPEN,
+    NO_ACK,
     PRECONDITION_FAILED,
     REPLY_SUCCESS,
     U16,
     U32,
     U64,
+    channel_open,
     close_frame,
     method_frame,
     shorted,
 )
-
-NO_ACK = 2
-EXCLUSIVE = 4
-NOWAIT = 8
-"""The bits of basic.consume."""
 
 PRIORITY = 1
 """The x-priority of every link of every member.
@@ -120,7 +116,7 @@ def _subscription(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     bits = bytes((NO_ACK if member.no_ack else 0,))
     qos = U32.pack(0) + U16.pack(member.prefetch) + b"\0"
     return (
-        method_frame(number, CHANNEL_OPEN, b"\0")
+        channel_open(number)
         + method_frame(number, BASIC_QOS, qos)
         + method_frame(number, BASIC_CONSUME, b"\0\0" + queue + tag + bits + U32.pack(len(table)) + table)
     )

@@ -13,12 +13,16 @@ from proxy.groups.model import LinkState, Member
 from proxy.session import closing
 from proxy.session.channel import Channel
 from proxy.session.state import ChannelState
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     BASIC_ACK,
     BASIC_NACK,
     BASIC_RECOVER,
     END,
+    MULTIPLE,
     PRECONDITION_FAILED,
+    REJECT_REQUEUE,
+    REQUEUE,
     SYNTAX_ERROR,
     U32,
     U64,
@@ -32,9 +36,6 @@ _out: Final = BytesWriter()
 
 _LEAVING: Final = LinkState.LEAVING.value
 _OPEN: Final = ChannelState.OPEN.value
-_MULTIPLE: Final = 1
-_REQUEUE: Final = 2
-_REJECT_REQUEUE: Final = 1
 
 MOST_AT_ONCE: Final = 4096
 """The most deliveries that are settled, or go back to the broker, in one go, since other sessions wait meanwhile."""
@@ -58,8 +59,8 @@ def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
         raise Fault(SYNTAX_ERROR, "an answer to a delivery stops early", method)
     number, bits = u64(data, i + 11), data[i + 19]
     takes_many = method in (BASIC_ACK, BASIC_NACK)
-    multiple = takes_many and bool(bits & _MULTIPLE)
-    requeued = method != BASIC_ACK and bool(bits & (_REQUEUE if takes_many else _REJECT_REQUEUE))
+    multiple = takes_many and bool(bits & MULTIPLE)
+    requeued = method != BASIC_ACK and bool(bits & (REQUEUE if takes_many else REJECT_REQUEUE))
     if multiple:
         return _many(g, channel, numbering, number, method, bits, requeued)
     if not numbering.started or number <= numbering.base:
@@ -101,7 +102,7 @@ def _many(
         if other:
             answers.append(_give_back(source, tag, other))
         else:
-            answers.append(_answer(g, source, tag, method, bits if many else bits & ~_MULTIPLE, requeued))
+            answers.append(_answer(g, source, tag, method, bits if many else bits & ~MULTIPLE, requeued))
     for source in sources:
         # A link ends behind the last answer to its deliveries, of which there may be several.
         answers += _released(g, source) if source.returning else b"", _end(g, source)
@@ -159,7 +160,7 @@ def _answer(g: Consuming, source: TaggedSource, tag: int, method: int, bits: int
 
 def _give_back(source: TaggedSource, tag: int, method: int) -> bytes:
     """Return the frame by which the broker gets a delivery back that the client has returned by this method."""
-    bits = _REQUEUE if method == BASIC_NACK else _REJECT_REQUEUE
+    bits = REQUEUE if method == BASIC_NACK else REJECT_REQUEUE
     return source.settle_start + U32.pack(method) + U64.pack(tag) + bytes((bits, END))
 
 
@@ -204,7 +205,8 @@ def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
     Returns what the broker gets instead; None if it gets the frame as it is.
     """
     numbering = numbering_of(channel)
-    if numbering is None or channel.state != ChannelState.OPEN or not (end - i > 12 and data[i + 11] & 1):
+    requeued = Arguments(data, i, end).bits() & 1
+    if numbering is None or channel.state != ChannelState.OPEN or not requeued:
         return None  # the broker refuses a recover without requeue
     frames = data[i:end]
     for source in numbering.recover():

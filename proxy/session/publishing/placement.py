@@ -26,8 +26,6 @@ from proxy.wire.content import STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import (
     BASIC_ACK,
     BASIC_NACK,
-    BODY,
-    CHANNEL_OPEN,
     CONFIRM_SELECT,
     END,
     FRAME,
@@ -38,7 +36,9 @@ from proxy.wire.frames import (
     U32,
     U64,
     Fault,
+    channel_open,
     method_frame,
+    readdressed,
     shorted,
 )
 
@@ -148,7 +148,7 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
     opening = b""
     if not own.is_open:
         own.is_open = True
-        opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
+        opening = channel_open(own.number) + method_frame(own.number, CONFIRM_SELECT, b"\0")
     c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).rerouted += 1
     if not isinstance(to, Target):
         counters = to.counters
@@ -165,7 +165,7 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
         header,
         b"\xce",
     )
-    own.send(c.to_broker, message, b"".join(frames), last=not U64.unpack_from(data, start + 4)[0])
+    own.send(c.to_broker, message, b"".join(frames), last=not content.body_size(data, start))
     return True
 
 
@@ -178,7 +178,7 @@ def as_published(message: ReturnedMessage, data: bytes, start: int, stop: int) -
 def publish_body(c: Connection, message: ReturnedMessage, data: bytes, i: int, end: int, *, last: bool) -> None:
     """Send the next body frame of a message that goes out again."""
     own = c.republishing
-    own.send(c.to_broker, message, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
+    own.send(c.to_broker, message, readdressed(own.number, data, i, end), last=last)
 
 
 def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> bytes:

@@ -17,18 +17,18 @@ from proxy.session.events import Reopened
 from proxy.session.publishing import placement
 from proxy.session.publishing.confirms import Answer
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState
+from proxy.wire.content import body_size
 from proxy.wire.frames import (
     BODY,
     CHANNEL_CLOSE_OK,
-    CHANNEL_OPEN,
     CONFIRM_SELECT,
     HEADER,
     HEARTBEAT,
     LEAST_HEADER,
     OVERHEAD,
-    U64,
     UNEXPECTED_FRAME,
     Fault,
+    channel_open,
     method_frame,
 )
 
@@ -74,7 +74,7 @@ def _opening(channel: Channel) -> bytes:
     channel.reopening += 1
     return (
         method_frame(channel.id, CHANNEL_CLOSE_OK)
-        + method_frame(channel.id, CHANNEL_OPEN, b"\0")
+        + channel_open(channel.id)
         + method_frame(channel.id, CONFIRM_SELECT, _NOWAIT)
     )
 
@@ -102,7 +102,7 @@ def rest_of_content(
     """
     length = end - i - OVERHEAD
     if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:
-        channel.left = U64.unpack_from(data, i + 11)[0]
+        channel.left = body_size(data, i + 7)
     elif kind == BODY and channel.expect == EXPECT_BODY and length <= channel.left:
         channel.left -= length
     elif kind == HEARTBEAT:

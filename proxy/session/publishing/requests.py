@@ -19,7 +19,10 @@ from proxy.topology.declarations import (
     ExchangeDeleted,
     QueueDeleted,
 )
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
+    DECLARE_NOWAIT,
+    EMPTY_TABLE,
     EXCHANGE_BIND,
     EXCHANGE_BIND_OK,
     EXCHANGE_DECLARE,
@@ -28,6 +31,7 @@ from proxy.wire.frames import (
     EXCHANGE_DELETE_OK,
     EXCHANGE_UNBIND,
     EXCHANGE_UNBIND_OK,
+    PASSIVE,
     QUEUE_BIND,
     QUEUE_BIND_OK,
     QUEUE_DECLARE,
@@ -40,7 +44,7 @@ from proxy.wire.frames import (
     TX_COMMIT_OK,
     TX_ROLLBACK_OK,
     TX_SELECT,
-    short_string,
+    method_frame,
 )
 from ring.destination import Destination
 
@@ -55,17 +59,16 @@ class _Form(NamedTuple):
 
 
 _FORMS = {
-    EXCHANGE_DECLARE: _Form(EXCHANGE_DECLARE_OK, 2, 16),
+    EXCHANGE_DECLARE: _Form(EXCHANGE_DECLARE_OK, 2, DECLARE_NOWAIT),
     EXCHANGE_DELETE: _Form(EXCHANGE_DELETE_OK, 1, 2),
     EXCHANGE_BIND: _Form(EXCHANGE_BIND_OK, 3, 1),
     EXCHANGE_UNBIND: _Form(EXCHANGE_UNBIND_OK, 3, 1),
-    QUEUE_DECLARE: _Form(QUEUE_DECLARE_OK, 1, 16),
+    QUEUE_DECLARE: _Form(QUEUE_DECLARE_OK, 1, DECLARE_NOWAIT),
     QUEUE_BIND: _Form(QUEUE_BIND_OK, 3, 1),
     QUEUE_UNBIND: _Form(QUEUE_UNBIND_OK, 3, 0),
     QUEUE_DELETE: _Form(QUEUE_DELETE_OK, 1, 4),
 }
 _CHANGE_NO_RING = (0, QUEUE_DECLARE)
-_PASSIVE = 1
 
 
 def stored(name: bytes) -> bytes:
@@ -82,19 +85,17 @@ def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
     """Note what the -ok will mean; return the frame with nowait cleared, or None if nowait was not set."""
     if channel.state != ChannelState.OPEN:
         return None
-    form, at, names = _FORMS[method], i + 13, []
-    for _ in range(form.names):
-        name, at = short_string(data, at, end - 1)
-        names.append(name)
-    bits = data[at] if form.nowait and at < end - 1 else 0
-    table = at + 1 if form.nowait else at
-    plain = data[table : end - 1] in (b"", b"\0\0\0\0")
-    passive = method in (EXCHANGE_DECLARE, QUEUE_DECLARE) and bits & _PASSIVE
+    form, arguments = _FORMS[method], Arguments(data, i, end, at=2)
+    names = tuple([arguments.short_string() for _ in range(form.names)])
+    before = arguments.read
+    bits = arguments.bits() if form.nowait else 0
+    table = arguments.rest
+    passive = method in (EXCHANGE_DECLARE, QUEUE_DECLARE) and bits & PASSIVE
     swallow = bool(bits & form.nowait)
-    request = Pending(form.ok, swallow, 0 if passive else method, tuple(names), plain)
+    request = Pending(form.ok, swallow, 0 if passive else method, names, table in (b"", EMPTY_TABLE))
     channel.ask(request)
     channel.declaring += request.method not in _CHANGE_NO_RING
-    return data[i:at] + bytes((bits & ~form.nowait,)) + data[at + 1 : end] if swallow else None
+    return method_frame(channel.id, method, before + bytes((bits & ~form.nowait,)) + table) if swallow else None
 
 
 def meant(channel: Channel, queue: bytes) -> bytes:
@@ -131,7 +132,7 @@ def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
     channel.declaring -= request.method not in _CHANGE_NO_RING
     if method == QUEUE_DECLARE_OK:
         channel.naming -= 1
-        channel.last_queue, _ = short_string(data, i + 11, end - 1)
+        channel.last_queue = Arguments(data, i, end).short_string()
     elif method == TX_COMMIT_OK:
         return returns.committed(c, channel, request.number)
     elif method == TX_ROLLBACK_OK:

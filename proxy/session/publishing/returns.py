@@ -38,32 +38,28 @@ from proxy.session.publishing.returned import ParkedMessage, Return, ReturnedMes
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Unread
 from proxy.wire import content
+from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     BASIC_ACK,
-    BASIC_DELIVER,
-    BASIC_GET_OK,
     BASIC_NACK,
     BASIC_RETURN,
     BODY,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
+    CONTENTS,
     FRAME,
     HEADER,
     INTERNAL_ERROR,
     METHOD,
+    MULTIPLE,
     NOT_FOUND,
     OVERHEAD,
-    U16,
-    U32,
-    U64,
     method_frame,
-    short_string,
+    method_of,
+    readdressed,
     shorted,
 )
 from ring.destination import Destination
-
-_CONTENTS = frozenset({BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN})
-"""The broker's methods that a content follows."""
 
 
 def begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
@@ -107,7 +103,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     to = placement.place_of(c, message, (), data, start, stop) if unstamped is None else None
     c.republishing.expect(channel, None)
     channel.confirms.notes.pop(origin.number, None)
-    left = U64.unpack_from(data, i + 11)[0]
+    left = content.body_size(data, start)
     if isinstance(to, Stale | Unread) or (unstamped is None and message.exchange in c.republishing.parking):
         unread = to if isinstance(to, Stale | Unread) else None
         parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, on_own=False))
@@ -147,10 +143,10 @@ def note_delivery(channel: Channel, kind: int, replaced: bytes | None, data: byt
     if replaced == b"":
         return
     if kind == METHOD:
-        if replaced is None and U32.unpack_from(data, i + 7)[0] in _CONTENTS:
+        if replaced is None and method_of(data, i) in CONTENTS:
             channel.body_left_to_client = -1
     elif kind == HEADER:
-        channel.body_left_to_client = U64.unpack_from(data, i + 11)[0]
+        channel.body_left_to_client = content.body_size(data, i + 7)
     elif kind == BODY and channel.body_left_to_client > 0:
         channel.body_left_to_client -= end - i - OVERHEAD
 
@@ -198,7 +194,7 @@ def _give_back(c: Connection, parked: ParkedMessage) -> None:
     placement.note_stale(c, message)
     if message.origin.asked and placement.is_awaited(c, message):
         frames = _return_frames(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
-            FRAME.pack(BODY, message.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
+            readdressed(message.channel.id, frame, 0, len(frame)) for frame in parked.bodies
         )
     if not parked.left:
         c.to_client.insert(frames + placement.settle(c, message, _settlement(message)))
@@ -229,9 +225,10 @@ def _settlement(message: ReturnedMessage) -> Settlement:
 
 def _return_frames(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
     """Return basic.return and content header as the client would have got them without this proxy."""
-    _, at = short_string(frame, 13, len(frame) - 1)
+    arguments = Arguments(frame, 0, len(frame), at=2)
+    arguments.short_string()
     names = shorted(message.exchange) + shorted(message.key)
-    method = method_frame(message.channel.id, BASIC_RETURN, frame[11:at] + names)
+    method = method_frame(message.channel.id, BASIC_RETURN, arguments.read + names)
     payload = placement.as_published(message, data, i + 7, end - 1)
     return method + FRAME.pack(HEADER, message.channel.id, len(payload)) + payload + b"\xce"
 
@@ -260,9 +257,9 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
 
 def _sent_to(frame: bytes) -> tuple[bytes, bytes]:
     """Return the exchange and the routing key of a basic.return."""
-    _, at = short_string(frame, 13, len(frame) - 1)
-    sent_to, at = short_string(frame, at, len(frame) - 1)
-    return sent_to, short_string(frame, at, len(frame) - 1)[0]
+    arguments = Arguments(frame, 0, len(frame), at=2)
+    arguments.short_string()  # the reply text
+    return arguments.short_string(), arguments.short_string()
 
 
 def _destination(exchange: bytes, key: bytes) -> Destination:
@@ -337,10 +334,11 @@ def on_own_channel(c: Connection, kind: int, data: bytes, i: int, end: int) -> b
     """Take a frame of the broker's on the session's own channel; return what the client gets for it."""
     own = c.republishing
     if kind == METHOD:
-        method = U32.unpack_from(data, i + 7)[0]
+        method = method_of(data, i)
         own.answered = True
         if method in (BASIC_ACK, BASIC_NACK):
-            tag, multiple = U64.unpack_from(data, i + 11)[0], bool(data[i + 19] & 1)
+            arguments = Arguments(data, i, end)
+            tag, multiple = arguments.longlong(), bool(arguments.octet() & MULTIPLE)
             return b"".join(placement.own_answered(c, tag, multiple, method == BASIC_ACK))
         if method == BASIC_RETURN:
             own.frame = data[i:end]
@@ -357,7 +355,8 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """Take the broker's channel.close on the own channel: nothing that was under way is acked to its client."""
     own = c.republishing
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
-    code, (reason, _) = U16.unpack_from(data, i + 11)[0], short_string(data, i + 13, end - 1)
+    arguments = Arguments(data, i, end)
+    code, reason = arguments.short(), arguments.short_string()
     if code == NOT_FOUND:
         closing.note_missing(c, closing.named_exchanges(c, reason))
     text = reason.decode(errors="replace")
@@ -382,7 +381,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
     sent_to, sent_key = _sent_to(frame)
     ring_id = content.ring_id_in(data, start, stop)
     message = own.by_ring_id.get(ring_id) if ring_id is not None else None
-    left = U64.unpack_from(data, i + 11)[0]
+    left = content.body_size(data, start)
     own.frame, own.left = b"", left
     own.end_return()
     if message is None:
@@ -420,7 +419,7 @@ def _own_body(c: Connection, data: bytes, i: int, end: int) -> bytes:
     elif own.again is not None:
         placement.publish_body(c, own.again, data, i, end, last=last)
     elif own.to_client and own.unroutable is not None:
-        own.to_client.append(FRAME.pack(BODY, own.unroutable.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
+        own.to_client.append(readdressed(own.unroutable.channel.id, data, i, end))
     if not last:
         return b""
     c.republishing.gathering -= own.again is not None or own.unroutable is not None or own.parked is not None
