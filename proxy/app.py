@@ -36,9 +36,9 @@ from proxy.settings.files import Files
 from proxy.settings.parse import Address, ConfigError
 from proxy.settings.patterns import Selection, named
 from proxy.settings.tls import ServerTls
-from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.management import Management
 from proxy.topology.reader import Reader
+from proxy.topology.readings import Readings
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
@@ -90,12 +90,13 @@ async def run(settings: Settings) -> None:
             for ingress, counter_table in counts.counter_table.items()
         }
         groups = _groups(settings, files, scheduler, router, api)
-        listener = _listener(settings, tables["amqp"], scheduler, reader.identity, brokers, counts, groups)
+        readings = Readings(scheduler, reader.identity, settings.lookup_timeout)
+        listener = _listener(settings, tables["amqp"], readings, brokers, counts, groups)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
-        dispatch = Dispatch(router, scheduler, reader.identity, tables["http"], publisher, settings.lookup_timeout)
+        dispatch = Dispatch(router, readings, tables["http"], publisher)
         ingress = application(settings, gate, dispatch, counts)
         admin = Admin(
             router,
@@ -187,8 +188,7 @@ def _groups(settings: Settings, files: Files, scheduler: Scheduler, router: Rout
 def _listener(
     settings: Settings,
     tables: RouteTables,
-    scheduler: Scheduler,
-    identity: ClusterIdentity,
+    readings: Readings,
     brokers: Brokers,
     counts: Counts,
     groups: "Groups | None",
@@ -201,10 +201,8 @@ def _listener(
         attend = Attendants(groups)
     shared = Shared(
         tables,
-        scheduler,
-        identity,
+        readings,
         brokers.dial,
-        settings.lookup_timeout,
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
         counts.amqp_latency.add,
         settings.confirm_timeout,

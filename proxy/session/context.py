@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -18,9 +17,8 @@ from proxy.session.connection import Connection
 from proxy.session.events import NoQueue, Reopened, Stale
 from proxy.session.publishing.publish import held_publish
 from proxy.session.sockets import PeerSocket
-from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
-from proxy.topology.scheduler import Scheduler
+from proxy.topology.readings import Readings
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
 
@@ -34,6 +32,10 @@ MOST_NAMED = 1_000
 
 MEANT_EVERY = 60.0
 """Seconds in which an exchange that a client may have meant by a missing queue's name is read once at most."""
+
+
+_RETURNED = "a message was returned"
+"""Why a ring is read again, as the log has it."""
 
 
 class Attend(Protocol):
@@ -58,11 +60,9 @@ class Shared:
     """The state that all sessions of a listener share; it lives as long as the listener."""
 
     tables: RouteTables
-    scheduler: Scheduler
-    identity: ClusterIdentity
+    readings: Readings
     dial: Callable[[Callable[[], PeerSocket]], Awaitable[PeerSocket]]
     """Connects a socket to a broker; raises OSError with the reason if none can be reached."""
-    lookup_timeout: float
     allowed_mechanisms: frozenset[bytes]
     confirmed: Callable[[float], None]
     """A function that takes the seconds of a sampled confirm."""
@@ -123,14 +123,14 @@ class Shared:
         if len(self._meant) >= MOST_NAMED:
             del self._meant[next(iter(self._meant))]
         self._meant[name] = now
-        self.scheduler.want(name)
+        self.readings.scheduler.want(name)
 
     def refresh(self, name: Name, gone: Destination | None) -> None:
         """Have a ring read again that a return has shown to be stale; many returns at once ask once."""
         if (name, gone) in self.refreshing:
             return
         self.refreshing.add((name, gone))
-        task = asyncio.create_task(self.scheduler.refresh(name, "a message was returned", {gone} if gone else ()))
+        task = asyncio.create_task(self.readings.scheduler.refresh(name, _RETURNED, {gone} if gone else ()))
         self.tasks.add(task)
 
         def done(task: "asyncio.Task[None]") -> None:
@@ -141,15 +141,15 @@ class Shared:
 
     async def reread(self, c: Connection, wanted: Stale | Unread) -> bool:
         """Read what a message that came back waits for; return whether that ended within `lookup_timeout`."""
+        if isinstance(wanted, Stale):
+            return await self.readings.refresh((wanted.name,), _RETURNED, wanted.destination)
         try:
-            async with asyncio.timeout(self.lookup_timeout):
-                if isinstance(wanted, Unread) and wanted.other_cluster:
-                    await self._same_cluster(c, self.lookup_timeout)
-                elif isinstance(wanted, Unread):
-                    await self.scheduler.look_up(wanted.name, self.lookup_timeout)
+            async with asyncio.timeout(self.readings.lookup_timeout):
+                since = time.monotonic()
+                if wanted.other_cluster:
+                    await self._same_cluster(c, since)
                 else:
-                    gone = {wanted.destination} if wanted.destination is not None else set()
-                    await self.scheduler.refresh(wanted.name, "a message was returned", gone)
+                    await self.readings.look_up(wanted.name, since)
         except (TimeoutError, NotReadable):
             return False
         except Absent:
@@ -164,13 +164,12 @@ class Shared:
         """
         exchange = held_publish(channel)
         backlog.seen = len(backlog.pieces)
-        within = asked + self.lookup_timeout - time.monotonic()
-        if unread.refused or within <= 0 or (unread.other_cluster and not await self._same_cluster(c, within)):
+        if unread.refused or self.readings.left(asked) <= 0:
             return unread.why
         if unread.other_cluster:
-            return ""
+            return "" if await self._same_cluster(c, asked) else unread.why
         try:
-            await self.scheduler.look_up(unread.name, within)
+            await self.readings.look_up(unread.name, asked)
         except VhostAbsent as error:
             return str(error)  # the broker has opened it, so it is the management user who may not see it
         except Absent:
@@ -179,11 +178,8 @@ class Shared:
             if unread.name[1].encode() == exchange:
                 backlog.forced = c.table.absent(exchange)
             else:
-                gone = {Destination("exchange", unread.name[1])}
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(asked + self.lookup_timeout - time.monotonic()):
-                        for name in c.table.ways_to(unread.name[1], exchange):
-                            await self.scheduler.refresh(name, "an exchange behind it is gone", gone)
+                missing = unread.name[1]
+                await self.readings.refresh_ways(c.table.ways_to(missing, exchange), missing, asked)
         except NotReadable as error:
             return str(error)
         else:
@@ -191,13 +187,13 @@ class Shared:
             backlog.forced = route if isinstance(route, Route) else None
         return ""
 
-    async def _same_cluster(self, c: Connection, within: float) -> bool:
+    async def _same_cluster(self, c: Connection, since: float) -> bool:
         """Return whether the management API's cluster is the session's after all: it was renamed, or was asked late."""
-        name = await self.identity.confirmed(c.handshake.cluster or "", c.handshake.cluster_told_at, within)
+        name = await self.readings.confirmed(c.handshake.cluster, c.handshake.cluster_told_at, since)
         if name is not None and c.running:
             c.open(name)
         return name is not None
 
     def is_outdated(self, c: Connection) -> bool:
         """Return whether a new session may learn another name of the broker's cluster than this one did as it began."""
-        return c.handshake.cluster_told_at < self.identity.named_at
+        return c.handshake.cluster_told_at < self.readings.identity.named_at

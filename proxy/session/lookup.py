@@ -104,7 +104,7 @@ class Waiter:
             return await self._shared.resolve(self._connection, channel, backlog, awaited, asked)
         within = self._shared.answer_timeout
         if awaited is Wait.INTERCEPTED:
-            within += self._shared.lookup_timeout
+            within += self._shared.readings.lookup_timeout
         while True:
             try:
                 async with asyncio.timeout(asked + within - time.monotonic()):

@@ -307,9 +307,9 @@ class Session:
         events, c.events = c.events, []
         for event in events:
             if isinstance(event, Declared):
-                self._shared.scheduler.declared(c.vhost, event.declaration)
+                self._shared.readings.scheduler.declared(c.vhost, event.declaration)
             elif isinstance(event, Missing):
-                self._shared.scheduler.found_missing(c.vhost, event.exchange)
+                self._shared.readings.scheduler.found_missing(c.vhost, event.exchange)
             elif isinstance(event, NoQueue):
                 self._shared.want(c.vhost, event)
             elif isinstance(event, Reopened):

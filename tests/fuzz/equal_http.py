@@ -19,6 +19,7 @@ from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.pool import ConnectionGroup
 from proxy.publisher.protocol import PublisherProtocol, Stage
 from proxy.routing.counters import Counters
+from proxy.topology.readings import Readings
 from proxy.wire import properties
 from proxy.wire.content import STAMP_ID_FIELD
 from proxy.wire.properties import Header
@@ -174,7 +175,7 @@ def dispatched(rng: Random, say: Say) -> None:
     out.feed(start() + tune() + OPEN_OK)
     connection = SimpleNamespace(clear=True, cluster=None, protocol=out, wake=lambda: None, doubt=lambda: None)
     group = ConnectionGroup(VHOST, cast(Any, (connection,)), guest=False)
-    dispatch = Dispatch(it.router, cast(Any, None), cast(Any, None), it.tables, cast(Any, None), 1.0)
+    dispatch = Dispatch(it.router, Readings(cast(Any, None), cast(Any, None), 1.0), it.tables, cast(Any, None))
     for index in range(rng.randrange(1, 8)):
         name = rng.choice([*RINGS, "unknown", ""])
         handle = ExchangeHandle((VHOST, name), group, name.encode())

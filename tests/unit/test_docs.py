@@ -33,6 +33,7 @@ from proxy.shards.command import PARTS
 from proxy.shards.watch import Watch
 from proxy.topology.management import Management
 from proxy.topology.reader import Reader
+from proxy.topology.readings import Readings
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
@@ -168,7 +169,7 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         counts = Counts()
         tables = RouteTables(router, selection, counts.counter_table["amqp"], lambda _: "", lambda _: None)
         listener = Listener(
-            Shared(tables, scheduler, reader.identity, dial, 1, frozenset(), counts.amqp_latency.add, 1), 1
+            Shared(tables, Readings(scheduler, reader.identity, 1), dial, frozenset(), counts.amqp_latency.add, 1), 1
         )
         settings = Settings(journal_dir=tmp_path)
         files, limits = Files(settings), Limits(1, 1)

@@ -81,7 +81,7 @@ IO_MODULES = {
     "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
         *("cluster", "entry_builder", "http_client", "kept_rings", "lanes", "lookups", "management"),
-        *("reader", "reading", "ring_cache", "scheduler", "upstreams"),
+        *("reader", "reading", "readings", "ring_cache", "scheduler", "upstreams"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},

@@ -2,8 +2,6 @@
 
 # mypyc: compiled
 
-import asyncio
-import contextlib
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
@@ -23,9 +21,8 @@ from proxy.routing.route import PUBLISH, Choice, Route
 from proxy.routing.routes import RouteTable, RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import RING_TYPES, grouped_by
-from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.lookups import Absent, NotReadable
-from proxy.topology.scheduler import Scheduler
+from proxy.topology.readings import Readings
 from proxy.topology.table import Name, PassReason, Router, Unread
 from proxy.wire.frames import NOT_FOUND, shorted
 from ring.destination import Destination
@@ -103,19 +100,9 @@ def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen |
 class Dispatch:
     """The way of every HTTP publish: it routes messages and hands them to the publisher's connections."""
 
-    def __init__(
-        self,
-        router: Router,
-        scheduler: Scheduler,
-        identity: ClusterIdentity,
-        tables: RouteTables,
-        publisher: Publisher,
-        lookup_timeout: float,
-    ) -> None:
-        """Take the parts that are asked; `tables` count as HTTP, and `lookup_timeout` is in seconds."""
-        self._router, self._scheduler, self._identity = router, scheduler, identity
-        self._tables, self._publisher = tables, publisher
-        self._lookup_timeout = lookup_timeout
+    def __init__(self, router: Router, readings: Readings, tables: RouteTables, publisher: Publisher) -> None:
+        """Take the parts that are asked; `tables` count as HTTP."""
+        self._router, self._readings, self._tables, self._publisher = router, readings, tables, publisher
 
     async def check(self, handle: ExchangeHandle) -> None:
         """Wait until it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
@@ -306,7 +293,7 @@ class Dispatch:
     async def _cleared(self, connection: BrokerConnection, since: float) -> None:
         """Wait until a connection takes publishes. Raises ProblemError 503."""
         try:
-            await self._publisher.cleared(connection, since + self._lookup_timeout - self._router.clock())
+            await self._publisher.cleared(connection, self._readings.left(since))
         except Unavailable as error:
             problem = unavailable(str(error))
             problem.__cause__ = error  # mypyc knows no `raise ... from`
@@ -317,15 +304,15 @@ class Dispatch:
 
         Raises ProblemError if the broker is not of that cluster.
         """
-        told, told_at = connection.cluster or "", connection.cluster_told_at
-        name = await self._identity.confirmed(told, told_at, since + self._lookup_timeout - self._router.clock())
+        told, told_at = connection.cluster, connection.cluster_told_at
+        name = await self._readings.confirmed(told, told_at, since)
         if connection.cluster_told_at != told_at:
             return  # connected anew meanwhile
         if name is not None:
             connection.cluster = name
             return
         connection.doubt()
-        raise unavailable(self._tables.mismatch(told))
+        raise unavailable(self._tables.mismatch(told or ""))
 
     def _route(self, handle: ExchangeHandle, since: float) -> Route | Coroutine[Any, Any, None]:
         """Return the route of an exchange, or what must be awaited before it is known."""
@@ -387,22 +374,18 @@ class Dispatch:
 
         Raises ProblemError if the exchange does not exist or cannot be read in time.
         """
-        left = since + self._lookup_timeout - self._router.clock()
-        if left <= 0:
+        readings = self._readings
+        if readings.left(since) <= 0:
             raise unavailable(
-                f"exchange {wanted[1]!r} could not be read within {self._lookup_timeout:g} s (lookup_timeout)"
+                f"exchange {wanted[1]!r} could not be read within {readings.lookup_timeout:g} s (lookup_timeout)"
             )
         try:
-            await self._scheduler.look_up(wanted, left)
+            await readings.look_up(wanted, since)
         except Absent as absent:
             if wanted == name:
                 raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
-            left = since + self._lookup_timeout - self._router.clock()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    gone = {Destination("exchange", wanted[1])}
-                    for each in self._tables.table(name[0], None).ways_to(wanted[1], name[1].encode()):
-                        await self._scheduler.refresh(each, "an exchange behind it is gone", gone)
+            ways = self._tables.table(name[0], None).ways_to(wanted[1], name[1].encode())
+            await readings.refresh_ways(ways, wanted[1], since)
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
@@ -429,7 +412,7 @@ class Dispatch:
         for the ring to be read.
         """
         if result.code == NOT_FOUND and placement.sent_as is not None:
-            self._scheduler.found_missing(placement.route.name[0], placement.sent_as.name)
+            self._readings.scheduler.found_missing(placement.route.name[0], placement.sent_as.name)
             return result.outcome is Outcome.INVALID
         return result.outcome is Outcome.UNROUTABLE
 
@@ -442,9 +425,4 @@ class Dispatch:
 
         It waits no longer than a look-up may take.
         """
-        names, gone = {placement.route.name, placement.chosen_by}, set()
-        if placement.choice is not None and placement.reason is None:
-            gone = {placement.choice.target.sent_as}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._lookup_timeout):
-                await asyncio.gather(*(self._scheduler.refresh(name, why, gone) for name in names))
+        await self._readings.refresh({placement.route.name, placement.chosen_by}, why, placement.sent_as)

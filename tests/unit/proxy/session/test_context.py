@@ -7,6 +7,7 @@ import pytest
 from proxy.session import context
 from proxy.session.context import MEANT_EVERY, MOST_NAMED, Shared
 from proxy.session.events import NoQueue
+from proxy.topology.readings import Readings
 
 
 def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +15,7 @@ def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: p
     clock = Mock(monotonic=Mock(return_value=100.0))
     monkeypatch.setattr(context, "time", clock)
     scheduler = Mock()
-    shared = Shared(Mock(), scheduler, Mock(), Mock(), 5.0, frozenset(), Mock(), 10.0)
+    shared = Shared(Mock(), Readings(scheduler, Mock(), 5.0), Mock(), frozenset(), Mock(), 10.0)
     shared.want("/", NoQueue("x"))
     shared.want("/", NoQueue("x"))
     assert scheduler.want.mock_calls == [call(("/", "x"))]

@@ -31,6 +31,7 @@ from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState
 from proxy.topology.declarations import Declaration
 from proxy.topology.lookups import Absent, NotReadable
+from proxy.topology.readings import Readings
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
@@ -144,10 +145,8 @@ class Ends:
         self.rings = Rings(self._wire)
         shared = self.shared = Shared(
             self._wire.tables,
-            cast(Scheduler, self.rings),
-            Mock(),
+            Readings(cast(Scheduler, self.rings), Mock(), 5.0),
             self._dial,
-            5.0,
             frozenset(),
             lambda seconds: None,
             10.0,
@@ -636,7 +635,7 @@ async def test_a_refusal_in_the_turn_of_a_return_leaves_the_broker_read(ends: En
 async def test_messages_that_came_back_of_several_queues_wait_no_longer_than_one(ends: Ends) -> None:
     """For a reading that hangs: none begins to wait for its own as the first has waited in vain."""
     await ends.opened()
-    ends.session._shared.lookup_timeout = WITHIN
+    ends.session._shared.readings.lookup_timeout = WITHIN
     ends.rings.answers.clear()
     reread, waits = ends.session._shared.reread, []
 
@@ -960,7 +959,7 @@ async def test_a_publish_waits_no_longer_where_what_is_behind_its_exchange_is_go
 
     monkeypatch.setattr(ends.rings, "look_up", absent)
     await ends.opened()
-    ends.session._shared.lookup_timeout = 0.05
+    ends.session._shared.readings.lookup_timeout = 0.05
     ends.rings.answers.clear()
     ends._wire.router.put((VHOST, "x"), known(ring(exchange("gone")), read_at=time.monotonic()))
     assert ends.of_client(message(1, b"x", b"k")) == b""

@@ -14,6 +14,7 @@ from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent
+from proxy.topology.readings import Readings
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
 from proxy.wire.properties import Header
@@ -35,7 +36,8 @@ class Reading:
 def asking(entries: dict[str, Entry]) -> tuple[Dispatch, Router]:
     router = Router(300, refuse_stale=True, clock=lambda: NOW)
     tables = RouteTables(router, selecting(entries), CounterTable(), lambda _: "", lambda _: None)
-    return Dispatch(router, cast(Scheduler, Reading(router, entries)), Mock(), tables, Mock(), 10), router
+    readings = Readings(cast(Scheduler, Reading(router, entries)), Mock(), 10, router.clock)
+    return Dispatch(router, readings, tables, Mock()), router
 
 
 X = (VHOST, "x")
@@ -190,7 +192,7 @@ class Hanging:
 
 async def test_a_message_waits_no_longer_where_what_is_behind_its_exchange_is_gone() -> None:
     router = Router(300, refuse_stale=True)
-    dispatch = Dispatch(router, cast(Scheduler, Hanging()), Mock(), Wire().tables, Mock(), 0.05)
+    dispatch = Dispatch(router, Readings(cast(Scheduler, Hanging()), Mock(), 0.05), Wire().tables, Mock())
     async with asyncio.timeout(10):
         with pytest.raises(ProblemError, match="no such exchange") as raised:
             await dispatch.look_up(("/", "x"), ("/", "gone"), router.clock())
