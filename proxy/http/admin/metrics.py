@@ -1,7 +1,9 @@
 """All metrics, read at the time of a scrape. No label holds a routing key, message id or client."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -31,6 +33,26 @@ from ring.hashing import RING_FORMAT
 
 if TYPE_CHECKING:
     from proxy.groups.groups import Groups
+
+
+_Values = TypeVar("_Values", bound=tuple[str, ...])
+
+
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    figures: Mapping[_Values, float],
+) -> Metric:
+    """Return a family of metrics with its figures, which are given by the values of its labels."""
+    family = kind(name, text, labels=labels)
+    for values, figure in figures.items():
+        family.add_metric(values, figure)
+    return family
+
+
+_counter, _gauge = partial(_family, CounterMetricFamily), partial(_family, GaugeMetricFamily)
 
 
 class ProxyCollector(Collector):
@@ -68,52 +90,43 @@ class ProxyCollector(Collector):
         yield from group_metrics.collect(self._groups)
 
     def _collect_publishes(self) -> Iterator[Metric]:
-        publishes = CounterMetricFamily(
+        counts = self._counts
+        yield _counter(
             "ringproxy_publishes",
             "Publishes by outcome; an empty exchange stands for names that are not known to exist.",
-            labels=["ingress", "vhost", "exchange", "outcome"],
+            ["ingress", "vhost", "exchange", "outcome"],
+            {(ingress, *name, outcome): n for (ingress, name, outcome), n in counts.all_publishes().items()},
         )
-        for (ingress, name, outcome), count in self._counts.all_publishes().items():
-            publishes.add_metric([ingress, *name, outcome], count)
-        yield publishes
-        passed = CounterMetricFamily(
+        yield _counter(
             "ringproxy_passed",
             "Publishes that went to the exchange itself, by reason.",
-            labels=["vhost", "exchange", "reason"],
+            ["vhost", "exchange", "reason"],
+            {(*name, reason): n for (name, reason), n in counts.all_passed().items()},
         )
-        for (name, reason), count in self._counts.all_passed().items():
-            passed.add_metric([*name, reason], count)
-        yield passed
-        rerouted = CounterMetricFamily(
+        yield _counter(
             "ringproxy_rerouted",
             "Messages that the broker returned and that were published again, where the ring sent them.",
-            labels=["ingress", "vhost", "exchange"],
+            ["ingress", "vhost", "exchange"],
+            {(ingress, *name): n for (ingress, name), n in counts.all_rerouted().items()},
         )
-        for (ingress, name), count in self._counts.all_rerouted().items():
-            rerouted.add_metric([ingress, *name], count)
-        yield rerouted
-        shadowed = CounterMetricFamily(
+        yield _counter(
             "ringproxy_shadowed",
             "Publishes to exchanges in shadow, by the destination that their ring would have chosen.",
-            labels=["vhost", "exchange", "destination_type", "destination"],
+            ["vhost", "exchange", "destination_type", "destination"],
+            {(*name, where.kind, where.name): n for (name, where), n in counts.all_shadowed().items()},
         )
-        for (name, destination), count in self._counts.all_shadowed().items():
-            shadowed.add_metric([*name, destination.kind, destination.name], count)
-        yield shadowed
-        missing = CounterMetricFamily(
+        yield _counter(
             "ringproxy_value_missing",
             "Messages without the header or property that their exchange hashes.",
-            labels=["vhost", "exchange"],
+            ["vhost", "exchange"],
+            counts.all_value_missing(),
         )
-        for name, count in self._counts.all_value_missing().items():
-            missing.add_metric(list(name), count)
-        yield missing
         latency = HistogramMetricFamily(
             "ringproxy_confirm_latency_seconds",
             "Time from a publish to its confirm, nack or return; on an AMQP channel, of one publish at a time.",
             labels=["ingress"],
         )
-        for ingress, histogram in (("http", self._counts.http_latency), ("amqp", self._counts.amqp_latency)):
+        for ingress, histogram in (("http", counts.http_latency), ("amqp", counts.amqp_latency)):
             latency.add_metric([ingress], *histogram.buckets())
         yield latency
         in_flight = self._publisher.in_flight + self._listener.unsettled
@@ -125,28 +138,27 @@ class ProxyCollector(Collector):
         listener = self._listener
         yield GaugeMetricFamily("ringproxy_amqp_sessions", "AMQP sessions that are open now.", len(listener.sessions))
         yield CounterMetricFamily("ringproxy_amqp_sessions_opened", "AMQP sessions that began.", listener.opened)
-        ends = CounterMetricFamily(
-            "ringproxy_amqp_session_ends", "AMQP sessions that ended, by reason.", labels=["reason"]
+        yield _counter(
+            "ringproxy_amqp_session_ends",
+            "AMQP sessions that ended, by reason.",
+            ["reason"],
+            {(end.value,): listener.ends[end] for end in End},
         )
-        for end in End:
-            ends.add_metric([end.value], listener.ends[end])
-        yield ends
-        refusals = CounterMetricFamily(
+        yield _counter(
             "ringproxy_amqp_refusals",
             "Sessions and channels that the sidecar closed, by reply code; 0 if the first line was not AMQP's.",
-            labels=["code"],
+            ["code"],
+            {(str(code),): count for code, count in sorted(listener.shared.refusals.items())},
         )
-        for code, count in sorted(listener.shared.refusals.items()):
-            refusals.add_metric([str(code)], count)
-        yield refusals
         shared = listener.shared
-        for what, counts in (("bytes", (shared.client_bytes, shared.broker_bytes)), ("frames", listener.frames)):
-            family = CounterMetricFamily(
-                f"ringproxy_amqp_{what}", f"AMQP {what} received, by who sent them.", labels=["leg"]
+        legs = {"bytes": (shared.client_bytes, shared.broker_bytes), "frames": listener.frames}
+        for what, (client, broker) in legs.items():
+            yield _counter(
+                f"ringproxy_amqp_{what}",
+                f"AMQP {what} received, by who sent them.",
+                ["leg"],
+                {("client",): client, ("broker",): broker},
             )
-            for leg, count in zip(("client", "broker"), counts, strict=True):
-                family.add_metric([leg], count)
-            yield family
 
     def _collect_rings(self) -> Iterator[Metric]:
         labels = ["vhost", "exchange"]
@@ -187,66 +199,60 @@ class ProxyCollector(Collector):
         )
         now = self._router.clock()
         for name, entry in self._router.entries.items():
-            age.add_metric(list(name), max(now - entry.read_at, 0.0))
-            restored.add_metric(list(name), entry.restored)
-            ignored.add_metric(list(name), len(entry.bindings.ignored))
-            duplicates.add_metric(list(name), len(entry.bindings.duplicates))
-            dead_letters.add_metric(list(name), len(entry.dead_letters))
-            routed.add_metric(list(name), entry.passed is None)
+            age.add_metric(name, max(now - entry.read_at, 0.0))
+            restored.add_metric(name, entry.restored)
+            ignored.add_metric(name, len(entry.bindings.ignored))
+            duplicates.add_metric(name, len(entry.bindings.duplicates))
+            dead_letters.add_metric(name, len(entry.dead_letters))
+            routed.add_metric(name, entry.passed is None)
             if entry.known is not None:
-                destinations.add_metric(list(name), len(entry.known.ring.destinations))
+                destinations.add_metric(name, len(entry.known.ring.destinations))
                 fingerprints.add_metric([*name, entry.known.fingerprint], 1)
             if entry.publish_in is not None and entry.passed not in WHATEVER_IS_BOUND:
-                publish_in.add_metric(list(name), entry.publish_in)
+                publish_in.add_metric(name, entry.publish_in)
         yield from (destinations, fingerprints, age, restored, routed, ignored, duplicates, dead_letters, publish_in)
-        changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)
-        moved = CounterMetricFamily(
+        reader = self._reader
+        yield _counter("ringproxy_ring_changes", "Changes of the ring.", labels, reader.changes)
+        yield _counter(
             "ringproxy_ring_moved_ratio",
             "Sum over all changes of the share of slots that moved, 0 to 1 each.",
-            labels=labels,
+            labels,
+            {name: reader.moved.get(name, 0.0) for name in reader.changes},
         )
-        for name, count in self._reader.changes.items():
-            changes.add_metric(list(name), count)
-            moved.add_metric(list(name), self._reader.moved.get(name, 0.0))
-        yield from (changes, moved)
 
     def _collect_sync(self) -> Iterator[Metric]:
-        results = CounterMetricFamily(
-            "ringproxy_syncs", "Readings of exchanges from the management API, by result.", labels=["result"]
+        yield _counter(
+            "ringproxy_syncs",
+            "Readings of exchanges from the management API, by result.",
+            ["result"],
+            {(result,): self._reader.results[result] for result in ("ok", "absent", "failed")},
         )
-        for result in ("ok", "absent", "failed"):
-            results.add_metric([result], self._reader.results[result])
-        yield results
-        failing = GaugeMetricFamily("ringproxy_sync_failing", "Exchanges whose last reading failed.")
-        failing.add_metric([], len(self._scheduler.faults))
-        yield failing
-        absent = GaugeMetricFamily(
+        yield GaugeMetricFamily(
+            "ringproxy_sync_failing", "Exchanges whose last reading failed.", len(self._scheduler.faults)
+        )
+        yield _gauge(
             "ringproxy_named_exchange_absent",
             "1 if an exchange that route, shadow or groups names without a wildcard does not exist.",
-            labels=["vhost", "exchange"],
+            ["vhost", "exchange"],
+            self._scheduler.missing(),
         )
-        for name, is_absent in self._scheduler.missing().items():
-            absent.add_metric(list(name), is_absent)
-        yield absent
-        up = GaugeMetricFamily(
-            "ringproxy_management_up", "1 if the management API answered when it was last asked for its cluster."
+        yield GaugeMetricFamily(
+            "ringproxy_management_up",
+            "1 if the management API answered when it was last asked for its cluster.",
+            not self._reader.identity.unreachable,
         )
-        up.add_metric([], not self._reader.identity.unreachable)
-        yield up
-        connected = GaugeMetricFamily(
-            "ringproxy_broker_connected", "1 if the connection for HTTP publishes is up.", labels=["vhost"]
+        yield _gauge(
+            "ringproxy_broker_connected",
+            "1 if the connection for HTTP publishes is up.",
+            ["vhost"],
+            {(vhost,): not fault for vhost, fault in self._publisher.faults().items()},
         )
-        for vhost, fault in self._publisher.faults().items():
-            connected.add_metric([vhost], not fault)
-        yield connected
-        blocked = GaugeMetricFamily(
+        yield _gauge(
             "ringproxy_broker_blocked",
             "1 if the broker said that it takes no publishes (connection.blocked).",
-            labels=["vhost"],
+            ["vhost"],
+            {(vhost,): bool(why) for vhost, why in self._publisher.blocked().items()},
         )
-        for vhost, why in self._publisher.blocked().items():
-            blocked.add_metric([vhost], bool(why))
-        yield blocked
         yield CounterMetricFamily(
             "ringproxy_broker_connects", "Broker connections for HTTP publishes that came up.", self._publisher.connects
         )
@@ -258,34 +264,30 @@ class ProxyCollector(Collector):
         yield CounterMetricFamily(
             "ringproxy_journal_records", "Records that the journal took, dropped ones included.", journal.sequence
         )
-        dropped = CounterMetricFamily(
-            "ringproxy_journal_dropped", "Records that were not written, by reason.", labels=["reason"]
+        yield _counter(
+            "ringproxy_journal_dropped",
+            "Records that were not written, by reason.",
+            ["reason"],
+            {("buffer",): journal.dropped, ("store",): writer.lost, ("full",): writer.refused},
         )
-        dropped.add_metric(["buffer"], journal.dropped)
-        dropped.add_metric(["store"], writer.lost)
-        dropped.add_metric(["full"], writer.refused)
-        yield dropped
-        failing = GaugeMetricFamily("ringproxy_journal_failing", "1 if the last records could not be written.")
-        failing.add_metric([], bool(writer.fault))
-        yield failing
+        yield GaugeMetricFamily(
+            "ringproxy_journal_failing", "1 if the last records could not be written.", bool(writer.fault)
+        )
 
     def _collect_http(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            "ringproxy_http_responses", "HTTP answers by listener and status.", labels=["listener", "code"]
+        answers = self._counts.http_answers.items()
+        yield _counter(
+            "ringproxy_http_responses",
+            "HTTP answers by listener and status.",
+            ["listener", "code"],
+            {(listener, str(status)): n for listener, by_status in answers for status, n in by_status.items()},
         )
-        for listener, by_status in self._counts.http_answers.items():
-            for status, count in by_status.items():
-                answers.add_metric([listener, str(status)], count)
-        yield answers
-        credentials = CounterMetricFamily(
+        yield _counter(
             "ringproxy_http_credentials_refused",
             "Credentials of HTTP clients that were wrong, or unchecked after too many wrong ones.",
-            labels=["kind", "result"],
+            ["kind", "result"],
+            {each: self._counts.credentials[each] for each in itertools.product(KINDS, RESULTS)},
         )
-        for kind_of in KINDS:
-            for result in RESULTS:
-                credentials.add_metric([kind_of, result], self._counts.credentials[kind_of, result])
-        yield credentials
         yield GaugeMetricFamily(
             "ringproxy_http_in_flight_bytes",
             "Bytes of HTTP requests and answers in memory, as max_in_flight_bytes counts them.",
@@ -293,28 +295,24 @@ class ProxyCollector(Collector):
         )
 
     def _collect_files(self) -> Iterator[Metric]:
-        failures = CounterMetricFamily(
+        yield _counter(
             "ringproxy_reload_failures",
             "Times that a changed file of a setting had a mistake.",
-            labels=["setting"],
+            ["setting"],
+            {(each.setting,): each.failures for each in self._files.watched},
         )
-        good = GaugeMetricFamily(
+        yield _gauge(
             "ringproxy_reload_ok",
             "1 if the files of a setting are in force as they are, 0 if their last good version is.",
-            labels=["setting"],
+            ["setting"],
+            {(each.setting,): not each.fault for each in self._files.watched},
         )
-        for each in self._files.watched:
-            failures.add_metric([each.setting], each.failures)
-            good.add_metric([each.setting], not each.fault)
-        yield from (failures, good)
-        ends = GaugeMetricFamily(
+        yield _gauge(
             "ringproxy_certificate_expiry_timestamp_seconds",
             "When a certificate of the sidecar ends, in seconds since 1970.",
-            labels=["setting"],
+            ["setting"],
+            {(setting,): at for setting, at in self._files.certificate_ends().items()},
         )
-        for setting, at in self._files.certificate_ends().items():
-            ends.add_metric([setting], at)
-        yield ends
 
 
 def registry(collector: ProxyCollector) -> CollectorRegistry:
