@@ -20,6 +20,7 @@ from proxy.http.formats.message import FAN_OUT, STAMPS, Message
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch
 from proxy.publisher.pool import Login
+from proxy.settings.config import Settings
 from proxy.wire import content, table
 from proxy.wire.frames import U32
 from proxy.wire.properties import Header
@@ -129,7 +130,7 @@ class _Endpoint(ManagementEndpoint):
     """The management API's publish, up to the message: all is admitted, and nothing published."""
 
     def __init__(self, body: bytes) -> None:
-        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), is_on=True, max_body=1 << 20)
+        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), Settings(max_body=1 << 20))
         self.login: Login | None = None
 
     async def _let_in(self, request: web.Request, name: tuple[str, str], login: Login) -> None:

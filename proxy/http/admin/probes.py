@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
-from proxy.http.formats.problems import ProblemError, problem_middleware
+from proxy.http.formats.problems import ProblemError, problem_middleware, unavailable, unknown_exchange
 from proxy.outcome import Outcome
 from proxy.process.identity import ID_HEADER, process_id
 from proxy.process.logs import escaped
@@ -230,7 +230,7 @@ class Admin:
         if found is None:
             why = "the setting groups is empty" if self._groups is None else "ask a sidecar that has one"
             detail = f"exchange: this sidecar has no member of the group {name[1]!r} in {name[0]!r}; {why}"
-            raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
+            raise unknown_exchange(detail)
         return json_answer(found)
 
     async def _look_up(self, name: Name) -> None:
@@ -242,9 +242,9 @@ class Admin:
         try:
             await self._scheduler.look_up(name, self._lookup_timeout)
         except Absent as absent:
-            raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
+            raise unknown_exchange(f"exchange: {absent}") from None
         except NotReadable as error:
-            raise ProblemError(503, "unavailable", str(error), Outcome.UNAVAILABLE, retryable=True) from None
+            raise unavailable(str(error)) from None
         finally:
             self._look_ups -= 1
 

@@ -13,13 +13,14 @@ from proxy.http.formats.answers import json_answer
 from proxy.http.formats.fields import ItemError, message_of
 from proxy.http.formats.items import Items
 from proxy.http.formats.parsing import name_of, prefers, query_of, refuse_message_headers
-from proxy.http.formats.problems import ProblemError
+from proxy.http.formats.problems import ProblemError, unsupported
 from proxy.http.formats.scanning import BodyError, Framing, Item
 from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import minimal
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counts
+from proxy.settings.config import Settings
 from proxy.topology.table import Name
 
 _FRAMINGS = {
@@ -52,30 +53,14 @@ Add = Callable[[Batch, Item], Coroutine[Any, Any, None] | None]
 class BatchEndpoint:
     """The batch endpoint, and the publishing of batches for others that take one (CloudEvents)."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        dispatch: Dispatch,
-        counts: Counts,
-        *,
-        default_vhost: str,
-        max_body: int,
-        max_batch: int,
-        max_batch_body: int,
-        patience: float,
-    ) -> None:
-        """Limit a message to `max_body` bytes, a batch to `max_batch` messages and `max_batch_body` decompressed bytes.
-
-        `patience` is how many seconds a batch waits for room for one more message.
-        """
-        self._gate, self._dispatch, self._counts = gate, dispatch, counts
-        self._default_vhost, self._patience = default_vhost, patience
-        self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
+    def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, settings: Settings) -> None:
+        """A batch waits for `lookup_timeout` seconds for room for one more message."""
+        self._gate, self._dispatch, self._counts, self._settings = gate, dispatch, counts, settings
 
     async def answer(self, request: web.Request) -> web.Response:
         """Publish the batch in the request's body, and return the answer."""
         with self._gate.admitted(0) as admitted:
-            name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
+            name = name_of(request, query_of(request, {"vhost"}), self._settings.default_vhost)
             self._gate.authorize(request, name, admitted)
             refuse_message_headers(request, _INSTEAD)
             framing, gzip = _framed(request)
@@ -101,7 +86,7 @@ class BatchEndpoint:
         handle = await self._dispatch.exchange_handle(name)
         await self._dispatch.check(handle)
         self._gate.give(admitted, _BUFFER)
-        batch = Batch(self._dispatch, self._gate.limits, handle, self._patience, words)
+        batch = Batch(self._dispatch, self._gate.limits, handle, self._settings.lookup_timeout, words)
         broken: ProblemError | None = None
         try:
             try:
@@ -132,10 +117,11 @@ class BatchEndpoint:
 
     def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
         """Return the reader of the body's items. Raises ProblemError 413 for a body that is announced as too long."""
-        if (request.content_length or 0) > self._max_batch_body:
-            raise too_large(self._max_batch_body, "max_batch_body")
-        most_item = self._max_body * _JSON_SHARE + _BUFFER
-        return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
+        most = self._settings.max_batch_body
+        if (request.content_length or 0) > most:
+            raise too_large(most, "max_batch_body")
+        most_item = self._settings.max_body * _JSON_SHARE + _BUFFER
+        return Items(framing, gzip=gzip, most_bytes=most, most_item=most_item)
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
         """Read the body, and send each message as it becomes whole. Raises ProblemError if reading fails."""
@@ -158,11 +144,10 @@ class BatchEndpoint:
 
     async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:
         """Send the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
+        most = self._settings.max_batch
         for item in piece:
-            if len(batch) >= self._max_batch:
-                raise BodyError(
-                    len(batch), f"{batch.words.messages}: more than {self._max_batch} (max_batch)", too_large=True
-                )
+            if len(batch) >= most:
+                raise BodyError(len(batch), f"{batch.words.messages}: more than {most} (max_batch)", too_large=True)
             self._gate.take(admitted, _ENTRY)
             if (step := add(batch, item)) is not None:
                 # A parsed item takes up to thirty times its text, and is not counted: it must not wait as well.
@@ -184,8 +169,8 @@ class BatchEndpoint:
                 batch.refuse(message_id, None, f"messages[{index}].id: given twice: {message_id!r}", message)
                 return None
             ids.add(message_id)
-        if len(message.body) > self._max_body:
-            detail = f"messages[{index}].payload: more than {self._max_body} bytes (max_body)"
+        if len(message.body) > self._settings.max_body:
+            detail = f"messages[{index}].payload: more than {self._settings.max_body} bytes (max_body)"
             batch.refuse(message_id, None, detail, message)
             return None
         return batch.add(message_id, message)
@@ -195,13 +180,10 @@ def _framed(request: web.Request) -> tuple[Framing, bool]:
     """Return how the body's messages are framed, and whether the body is gzip. Raises ProblemError 415."""
     framing = _FRAMINGS.get(request.content_type)
     if framing is None:
-        detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FRAMINGS)}"
-        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        raise unsupported(f"Content-Type: {request.content_type!r} is not one of {', '.join(_FRAMINGS)}")
     if (charset := request.charset) is not None and charset.lower() != "utf-8":
-        detail = f"Content-Type: {charset[:60]!r} is not utf-8, as all JSON is"
-        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        raise unsupported(f"Content-Type: {charset[:60]!r} is not utf-8, as all JSON is")
     coding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if coding not in ("gzip", "identity"):
-        detail = f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity"
-        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        raise unsupported(f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity")
     return framing, coding == "gzip"

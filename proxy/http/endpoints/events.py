@@ -13,10 +13,11 @@ from proxy.http.formats.cloudevents import Form, binary, form_of, identity_of, m
 from proxy.http.formats.fields import ItemError
 from proxy.http.formats.message import Message
 from proxy.http.formats.parsing import key_of, name_of, query_of, refuse_message_headers
-from proxy.http.formats.problems import ProblemError
+from proxy.http.formats.problems import ProblemError, unsupported
 from proxy.http.formats.scanning import Framing, Item
 from proxy.http.sending.batch import Batch, FieldNames
 from proxy.outcome import Outcome
+from proxy.settings.config import Settings
 
 _WORDS = FieldNames("events", "partitionkey")
 
@@ -26,18 +27,14 @@ _INSTEAD = "the routing key is the attribute partitionkey or ?key=, and attribut
 class EventsEndpoint:
     """The CloudEvents endpoint: one event is published as a message, several as a batch."""
 
-    def __init__(
-        self, gate: Gate, single: PublishEndpoint, batches: BatchEndpoint, *, default_vhost: str, max_body: int
-    ) -> None:
-        """`default_vhost` is used if a request names no virtual host; `max_body` limits one event, in bytes."""
-        self._gate, self._single, self._batches = gate, single, batches
-        self._default_vhost, self._max_body = default_vhost, max_body
+    def __init__(self, gate: Gate, single: PublishEndpoint, batches: BatchEndpoint, settings: Settings) -> None:
+        self._gate, self._single, self._batches, self._settings = gate, single, batches, settings
 
     async def answer(self, request: web.Request) -> web.Response:
         """Publish one event as a single message, or several as a batch, and return the answer."""
         with self._gate.admitted() as admitted:
             query = query_of(request, {"vhost", "key"})
-            name = name_of(request, query, self._default_vhost)
+            name = name_of(request, query, self._settings.default_vhost)
             self._gate.authorize(request, name, admitted)
             refuse_message_headers(request, _INSTEAD)
             key, form = key_of(None, query), _form(request)
@@ -59,7 +56,7 @@ class EventsEndpoint:
 
         This is a function of its own so that the body and the parsed event are freed before the answer is waited for.
         """
-        body = await self._gate.body(request, admitted, self._max_body)
+        body = await self._gate.body(request, admitted, self._settings.max_body)
         try:
             raw = request.raw_headers
             return binary(raw, body) if form is Form.BINARY else structured(body, raw)
@@ -83,8 +80,8 @@ class EventsEndpoint:
             batch.refuse(event_id, None, detail, message)
             return None
         known.add(identity)
-        if len(message.body) > self._max_body:
-            detail = f"events[{index}].data: more than {self._max_body} bytes (max_body)"
+        if len(message.body) > self._settings.max_body:
+            detail = f"events[{index}].data: more than {self._settings.max_body} bytes (max_body)"
             batch.refuse(event_id, None, detail, message)
             return None
         return batch.add(event_id, message)
@@ -95,10 +92,9 @@ def _form(request: web.Request) -> Form:
     try:
         form = form_of(request.headers.get("Content-Type", ""))
     except ValueError as error:
-        raise ProblemError(415, "media-type", str(error), Outcome.INVALID) from None
+        raise unsupported(str(error)) from None
     if form is not Form.BINARY and request.headers.get("Content-Encoding", "identity") != "identity":
-        detail = f"Content-Encoding: not taken with {form.value}"
-        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        raise unsupported(f"Content-Encoding: not taken with {form.value}")
     return form
 
 

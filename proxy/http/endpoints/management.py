@@ -25,6 +25,7 @@ from proxy.http.sending.single import Single
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, PublishResult
 from proxy.publisher.pool import Login, LoginRefused
+from proxy.settings.config import Settings
 from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND, PRECONDITION_FAILED
 from proxy.wire.properties import (
     NAMES,
@@ -75,15 +76,14 @@ class _NoExchangeError(ProblemError):
 class ManagementEndpoint:
     """The endpoint ``POST /api/exchanges/{vhost}/{name}/publish`` of the management API."""
 
-    def __init__(self, gate: Gate, dispatch: Dispatch, *, is_on: bool, max_body: int) -> None:
-        """`is_on` says whether the endpoint publishes at all; `max_body` limits the body of a request, in bytes."""
-        self._gate, self._dispatch, self._is_on, self._max_body = gate, dispatch, is_on, max_body
+    def __init__(self, gate: Gate, dispatch: Dispatch, settings: Settings) -> None:
+        self._gate, self._dispatch, self._settings = gate, dispatch, settings
 
     async def answer(self, request: web.Request) -> web.Response:
         """Return whether a queue took the message, or an error as the management API words it."""
         try:
             with self._gate.admitted(0) as admitted:
-                if not self._is_on:
+                if not self._settings.takes_management_publish:
                     raise ProblemError(403, "forbidden", _OFF, Outcome.INVALID)
                 # A browser may know a login, and sends it along.
                 self._gate.refuse_pages(request)
@@ -92,7 +92,7 @@ class ManagementEndpoint:
                 name = vhost, "" if exchange == _DEFAULT_EXCHANGE else exchange
                 await self._let_in(request, name, login)
                 self._gate.begin(admitted)
-                message = _message(await self._gate.body(request, admitted, self._max_body), login[0])
+                message = _message(await self._gate.body(request, admitted, self._settings.max_body), login[0])
                 return _json(200, {"routed": await self._routed(admitted, name, login, message)})
         except ProblemError as problem:
             if problem.delay:

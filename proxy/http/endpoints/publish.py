@@ -13,6 +13,7 @@ from proxy.http.sending.single import Single
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED
 from proxy.routing.counters import Counts
+from proxy.settings.config import Settings
 from proxy.topology.table import Name
 from proxy.wire.properties import Header
 
@@ -20,19 +21,17 @@ from proxy.wire.properties import Header
 class PublishEndpoint:
     """The publish endpoint; it also publishes the single messages of other endpoints, such as CloudEvents."""
 
-    def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, *, default_vhost: str, max_body: int) -> None:
-        """`default_vhost` is used if a request names no virtual host; `max_body` is the limit of a body, in bytes."""
-        self._gate, self._dispatch, self._counts = gate, dispatch, counts
-        self._default_vhost, self._max_body = default_vhost, max_body
+    def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, settings: Settings) -> None:
+        self._gate, self._dispatch, self._counts, self._settings = gate, dispatch, counts, settings
 
     async def answer(self, request: web.Request) -> web.Response:
         """Publish the request's body as the payload of one message, and return the answer."""
         with self._gate.admitted() as admitted:
             query = query_of(request, _QUERY)
-            name = name_of(request, query, self._default_vhost)
+            name = name_of(request, query, self._settings.default_vhost)
             self._gate.authorize(request, name, admitted)
             key, properties = key_and_properties(request, query)
-            body = await self._gate.body(request, admitted, self._max_body)
+            body = await self._gate.body(request, admitted, self._settings.max_body)
             return await self.confirmed(request, admitted, name, Message(key, Header.of(properties), body))
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:

@@ -12,14 +12,14 @@ from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import place
 from proxy.outcome import Outcome
 from proxy.routing.route import Choice
+from proxy.settings.config import Settings
 
 
 class RouteEndpoint:
     """The endpoint that says where a key would go, and publishes nothing."""
 
-    def __init__(self, gate: Gate, dispatch: Dispatch, *, default_vhost: str) -> None:
-        """`default_vhost` is used if a request names no virtual host."""
-        self._gate, self._dispatch, self._default_vhost = gate, dispatch, default_vhost
+    def __init__(self, gate: Gate, dispatch: Dispatch, settings: Settings) -> None:
+        self._gate, self._dispatch, self._settings = gate, dispatch, settings
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer with the destination of a message with the routing key ``?key=``, or with the reason to pass it."""
@@ -27,7 +27,7 @@ class RouteEndpoint:
         if "key" not in query:
             raise ProblemError(400, "no-routing-key", "key: missing; give the routing key as ?key=", Outcome.INVALID)
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
-        name = name_of(request, query, self._default_vhost)
+        name = name_of(request, query, self._settings.default_vhost)
         self._gate.authorize(request, name)
         # A look-up may take as long as a publish; but it is none.
         with self._gate.admitted(counted=True) as admitted:

@@ -22,21 +22,11 @@ PUBLISH_PATH = "/v1/exchanges/{exchange:[^/]+}/publish"
 
 def endpoints(settings: Settings, gate: Gate, dispatch: Dispatch, counts: Counts) -> list[tuple[str, str, Handler]]:
     """Return the method, path and handler of each endpoint; `openapi.json` of this folder describes them."""
-    vhost, most = settings.default_vhost, settings.max_body
-    publish = PublishEndpoint(gate, dispatch, counts, default_vhost=vhost, max_body=most)
-    batch = BatchEndpoint(
-        gate,
-        dispatch,
-        counts,
-        default_vhost=vhost,
-        max_body=most,
-        max_batch=settings.max_batch,
-        max_batch_body=settings.max_batch_body,
-        patience=settings.lookup_timeout,
-    )
-    events = EventsEndpoint(gate, publish, batch, default_vhost=vhost, max_body=most)
-    management = ManagementEndpoint(gate, dispatch, is_on=settings.takes_management_publish, max_body=most)
-    route = RouteEndpoint(gate, dispatch, default_vhost=vhost)
+    publish = PublishEndpoint(gate, dispatch, counts, settings)
+    batch = BatchEndpoint(gate, dispatch, counts, settings)
+    events = EventsEndpoint(gate, publish, batch, settings)
+    management = ManagementEndpoint(gate, dispatch, settings)
+    route = RouteEndpoint(gate, dispatch, settings)
     return [
         ("POST", PUBLISH_PATH, publish.answer),
         ("POST", "/v1/exchanges/{exchange:[^/]+}/publish/batch", batch.answer),

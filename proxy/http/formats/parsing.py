@@ -7,8 +7,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from aiohttp import web
 
 from proxy.http.formats.message import FAN_OUT, STAMPS, TRACES, put_trace
-from proxy.http.formats.problems import ProblemError, invalid
-from proxy.outcome import Outcome
+from proxy.http.formats.problems import invalid, unknown_exchange
 from proxy.topology.table import Name
 from proxy.wire.properties import (
     HEADER_NAME,
@@ -182,9 +181,7 @@ def _named(exchange_part: str, vhost_text: str) -> Name:
     vhost = short("vhost", vhost_text.encode("utf-8", "surrogateescape"))
     exchange = text("exchange", short("exchange", unquote_to_bytes(exchange_part)))
     if exchange in _NO_PAGE:
-        detail = f"exchange: {exchange!r} cannot be looked up: the management API takes no such name"
-        raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
+        raise unknown_exchange(f"exchange: {exchange!r} cannot be looked up: the management API takes no such name")
     if vhost in (b".", b".."):
-        detail = f"vhost: {vhost.decode()!r} cannot be looked up: the management API takes no such name"
-        raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
+        raise unknown_exchange(f"vhost: {vhost.decode()!r} cannot be looked up: the management API takes no such name")
     return text("vhost", vhost), exchange

@@ -100,6 +100,16 @@ def invalid(field: str, problem: str) -> ProblemError:
     return ProblemError(400, "bad-request", f"{field}: {problem}", Outcome.INVALID)
 
 
+def unsupported(detail: str) -> ProblemError:
+    """Return a 415 for a body of a type that the endpoint does not take."""
+    return ProblemError(415, "media-type", detail, Outcome.INVALID)
+
+
+def unknown_exchange(detail: str) -> ProblemError:
+    """Return a 404 for an exchange, or a virtual host, that does not exist."""
+    return ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
+
+
 def unavailable(detail: str) -> ProblemError:
     """Return a 503 for a message that was not sent."""
     return ProblemError(503, "unavailable", detail, Outcome.UNAVAILABLE, retryable=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from proxy.http.formats.message import Message
-from proxy.http.formats.problems import ProblemError, invalid, refused, unavailable
+from proxy.http.formats.problems import ProblemError, invalid, refused, unavailable, unknown_exchange
 from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
@@ -383,7 +383,7 @@ class Dispatch:
             await readings.look_up(wanted, since)
         except Absent as absent:
             if wanted == name:
-                raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
+                raise unknown_exchange(f"exchange: {absent}") from None
             ways = self._tables.table(name[0], None).ways_to(wanted[1], name[1].encode())
             await readings.refresh_ways(ways, wanted[1], since)
             raise unavailable(str(absent)) from None

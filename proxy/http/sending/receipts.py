@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.http.formats.answers import json_answer, named
-from proxy.http.formats.problems import ProblemError
+from proxy.http.formats.problems import ProblemError, unknown_exchange
 from proxy.http.sending.dispatch import Dispatch, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
@@ -117,7 +117,7 @@ async def failure(dispatch: Dispatch, placement: Placement, result: PublishResul
     if result.code == ACCESS_REFUSED:
         return ProblemError(403, "forbidden", detail, outcome)
     if result.code == NOT_FOUND:
-        return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)
+        return unknown_exchange(f"exchange: {detail}")
     if result.code == CONTENT_TOO_LARGE:
         return ProblemError(413, "too-large", f"body: {detail}", outcome)
     return ProblemError(400, "bad-request", f"message: {detail}", outcome)
