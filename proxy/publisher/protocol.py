@@ -247,8 +247,10 @@ class PublisherProtocol:
             while end - i >= OVERHEAD:
                 kind, number, size = data[i], u16(data, i + 1), u32(data, i + 3)
                 stop = i + OVERHEAD + size
-                if size > self.frame_max:
-                    self._check_size(size)
+                if size > self.frame_max and size > LEAST_FRAME_MAX:
+                    raise Fault(
+                        FRAME_ERROR, f"a frame of {size} bytes, more than the agreed frame_max of {self.frame_max}"
+                    )
                 if stop > end:
                     break
                 if data[stop - 1] != END:
@@ -261,10 +263,6 @@ class PublisherProtocol:
         except (StructError, IndexError):
             raise Fault(FRAME_ERROR, "a frame shorter than what it should hold") from None
         self._rest = data[i:]
-
-    def _check_size(self, size: int) -> None:
-        if size > max(self.frame_max, LEAST_FRAME_MAX):
-            raise Fault(FRAME_ERROR, f"a frame of {size} bytes, more than the agreed frame_max of {self.frame_max}")
 
     def _on_method(self, number: int, data: bytes, i: int, end: int) -> None:
         method = u32(data, i + 7)

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
 
 from proxy.routing.route import Route
 from proxy.routing.routes import RouteTables
@@ -38,21 +38,12 @@ _RETURNED = "a message was returned"
 """Why a ring is read again, as the log has it."""
 
 
-class Attend(Protocol):
-    """A function that makes the attendants of sessions."""
+Attend = Callable[[Connection, Callable[[], str], Callable[[Callable[[], None]], None], Callable[[], None]], Attendant]
+"""A function that makes the attendant of a new session, out of its connection and three functions.
 
-    def __call__(
-        self,
-        connection: Connection,
-        peer: Callable[[], str],
-        guarded: Callable[[Callable[[], None]], None],
-        acted: Callable[[], None],
-    ) -> Attendant:
-        """Return the attendant of a new session.
-
-        `peer` returns the client's address. `guarded` calls a function, and ends the session if that raises. `acted` is
-        to be called after each act of the attendant's own: it writes to both peers, and takes up what has waited.
-        """
+The first returns the client's address. The second calls a function, and ends the session if that raises. The third is
+to be called after each act of the attendant's own: it writes to both peers, and takes up what has waited.
+"""
 
 
 @dataclass
@@ -75,7 +66,7 @@ class Shared:
     broker_bytes: int = 0
     client_frames: int = 0
     broker_frames: int = 0
-    refusals: dict[int, int] = field(default_factory=dict)
+    refusals: Counter[int] = field(default_factory=Counter)
     """How often this proxy has closed a connection or a channel, by reply code."""
     refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
     without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)

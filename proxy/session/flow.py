@@ -23,8 +23,8 @@ class FlowControl:
     ) -> None:
         """Begin with both sockets read. `guarded` calls a timer's function and handles its exceptions."""
         self._connection, self._client, self._broker, self._guarded = connection, client, broker, guarded
-        self._paused = False
-        """Whether the client is held for `Connection.paused`."""
+        self.is_paused = False
+        """Whether the client is not read until the broker has sent more, or a channel that waits goes on."""
         self._stopped = False
         """Whether the client is held because this proxy takes no more bytes from it."""
         self._brimming_since: float | None = None
@@ -36,9 +36,9 @@ class FlowControl:
     def pace(self) -> None:
         """Hold or release both sockets, as the state of the connection now asks for."""
         c = self._connection
-        if c.paused != self._paused:
-            self._paused = c.paused
-            if self._paused:
+        if c.paused != self.is_paused:
+            self.is_paused = c.paused
+            if self.is_paused:
                 self._client.hold()
                 self.keep_alive()
             else:
@@ -48,11 +48,6 @@ class FlowControl:
         if self._stopped and (c.to_broker.body_left or c.phase > Phase.LEAVING):
             # The look-up may have ended within a frame, whose end has to come; or the client's close-ok is due.
             self.go_on_reading()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the client is not read until the broker has sent more, or a channel that waits goes on."""
-        return self._paused
 
     def _hold_back(self) -> None:
         """Stop reading the broker while returned messages of many bytes wait, and read it again afterwards.
@@ -107,7 +102,7 @@ class FlowControl:
         """
         c = self._connection
         self.cancel()
-        held = self._stopped or self._paused or c.phase is Phase.DRAINING
+        held = self._stopped or self.is_paused or c.phase is Phase.DRAINING
         brimming = self._brimming_since is not None
         if not (held or brimming) or not c.handshake.heartbeat or c.phase is Phase.OVER:
             return

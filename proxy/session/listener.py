@@ -168,8 +168,7 @@ class Listener:
         return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
 
     def _refuse(self, code: int, text: str) -> _Refusal | None:
-        refusals = self.shared.refusals
-        refusals[code] = refusals.get(code, 0) + 1
+        self.shared.refusals[code] += 1
         return _Refusal(self._refusals, code, text) if len(self._refusals) < SPARE else None
 
     def _ended(self, session: Session) -> None:

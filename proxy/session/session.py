@@ -172,13 +172,11 @@ class Session:
             case False:
                 # AMQP section 4.2.2: the answer is the header that would be taken.
                 log.info("client %s: not the header of AMQP 0-9-1", self.client.peer)
-                self._count_refusal(0)
+                self._shared.refusals[0] += 1
                 self.end = End.PROTOCOL
                 self.client.write([PROTOCOL_HEADER])
                 self.client.finish()
                 self._within(time_limits.CLOSE_WITHIN, End.PROTOCOL)
-            case None:
-                pass
 
     async def _dial(self) -> None:
         try:
@@ -315,15 +313,12 @@ class Session:
             elif isinstance(event, Reopened):
                 self._shared.tell_reopened(c.vhost, self.client.peer, event)
             elif isinstance(event, Refused):
-                self._count_refusal(event.code)
+                self._shared.refusals[event.code] += 1
                 if event.channel is not None:
                     self._deadlines.watch_close(event.channel)
                 log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
             else:
                 self._shared.refresh(event.name, event.destination)
-
-    def _count_refusal(self, code: int) -> None:
-        self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
 
     def _task_ended(self, task: "asyncio.Task[None]", of_channel: bool) -> None:
         """Go on after a task's end, unless it was cancelled; an unexpected error of the task ends the session."""

@@ -72,7 +72,8 @@ class Batch:
         self._entries: list[_Entry] = []
         self._unsettled = 0
         self._settled = asyncio.Event()
-        self._confirmed = True
+        self.is_confirmed = True
+        """Whether every message is confirmed so far."""
         self._returned: list[int] = []
         """The indexes of messages that came back, and of later ones of their keys; sent once all others are settled."""
         self._waiting: set[OrderingKey] = set()
@@ -252,7 +253,7 @@ class Batch:
             result = result._replace(detail=result.detail[:_LONGEST_DETAIL])
         entry.result, entry.retryable = result, retryable
         self._release(entry)
-        self._confirmed = False
+        self.is_confirmed = False
         if entry.ordering_key is not None:
             self._failed.add(entry.ordering_key)
 
@@ -318,11 +319,6 @@ class Batch:
         """Return how many messages the broker never took, or gave back, by outcome: the publisher counts the others."""
         outcomes = (entry.result.outcome for entry in self._entries if entry.result is not None)
         return Counter(o for o in outcomes if o in _UNSENT)
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether every message is confirmed so far."""
-        return self._confirmed
 
     def summary(self) -> dict[str, Any]:
         """Return the answer's members for a batch that is confirmed."""

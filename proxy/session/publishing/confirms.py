@@ -104,32 +104,26 @@ class Confirms:
         "waiting",
     )  # fmt: skip
 
-    number: int
-    """The number of the last publish; 0 before the first."""
-    answered: bool
-    """Whether the broker answers publishes: the channel is in confirm mode or in transactions."""
-    base: int
-    """The number of the last publish before the broker began to answer; the client's delivery tags count from there."""
-    counted_from: int
-    """The number from which the broker's delivery tags count: `base`, until the channel is opened again unseen."""
-    low: int
-    """The highest number up to which all publishes are settled."""
-    open: Unsettled
-    """The publishes that the broker has yet to answer."""
-    returned: dict[int, Settlement | None]
-    """The settlement of each unsettled publish that came back, by number; None while it is on its way again."""
-    waiting: set[int]
-    """The numbers of returned publishes that the broker has acked; the client's acks wait for their settlements."""
-    due: int
-    """The number up to which the broker has acked all publishes, while the client's ack waits for some; else 0."""
-
     def __init__(self) -> None:
         """Start with no publish, and with a broker that answers none."""
-        self.number = self.base = self.counted_from = self.low = self.due = 0
+        self.number = 0
+        """The number of the last publish; 0 before the first."""
         self.answered = False
+        """Whether the broker answers publishes: the channel is in confirm mode or in transactions."""
+        self.base = 0
+        """The number of the last publish before the broker began to answer, from which the client's tags count."""
+        self.counted_from = 0
+        """The number from which the broker's delivery tags count: `base`, until the channel is opened again unseen."""
+        self.low = 0
+        """The highest number up to which all publishes are settled."""
         self.open = Unsettled()
-        self.returned = {}
-        self.waiting = set()
+        """The publishes that the broker has yet to answer."""
+        self.returned: dict[int, Settlement | None] = {}
+        """The settlement of each unsettled publish that came back, by number; None while it is on its way again."""
+        self.waiting: set[int] = set()
+        """The numbers of returned publishes that the broker has acked; the client's acks wait for their settlements."""
+        self.due = 0
+        """The number up to which the broker has acked all publishes, while the client's ack waits for some; else 0."""
         self._apart = 0
         """The number up to which the client gets one answer for each publish, never a multiple one.
 

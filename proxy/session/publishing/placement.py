@@ -186,7 +186,7 @@ def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> b
     c.republishing.take(message)
     channel = message.channel
     confirms = channel.confirms
-    if not takes_frames(c, channel):
+    if not takes_frames(channel):
         return b""
     if not channel.republished and channel.deferred:
         c.republishing.released.append(channel)
@@ -198,7 +198,7 @@ def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> b
     return answer_frames(channel, answers)
 
 
-def takes_frames(c: Connection, channel: Channel) -> bool:
+def takes_frames(channel: Channel) -> bool:
     """Return whether the client still takes frames on a channel."""
     return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
 
@@ -210,7 +210,7 @@ def is_awaited(c: Connection, message: ReturnedMessage) -> bool:
     """
     confirms, number = message.channel.confirms, message.origin.number
     has_answers = confirms.answered and number > confirms.base
-    return takes_frames(c, message.channel) and (not has_answers or number in confirms.returned)
+    return takes_frames(message.channel) and (not has_answers or number in confirms.returned)
 
 
 def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:

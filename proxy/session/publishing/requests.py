@@ -178,11 +178,9 @@ def _in_words(request: Pending, name: str, source: str = "", key: str = "") -> D
             return ExchangeDeleted(name)
         case method if method == QUEUE_DELETE:
             return QueueDeleted(name)
-        case method if method in (EXCHANGE_BIND, EXCHANGE_UNBIND):
-            kind = BindingAdded if method == EXCHANGE_BIND else BindingRemoved
-            return kind(source, Destination("exchange", name), key, request.plain)
-        case method if method in (QUEUE_BIND, QUEUE_UNBIND):
-            kind = BindingAdded if method == QUEUE_BIND else BindingRemoved
-            return kind(source, Destination("queue", name), key, request.plain)
+        case method if method in (EXCHANGE_BIND, EXCHANGE_UNBIND, QUEUE_BIND, QUEUE_UNBIND):
+            kind = BindingAdded if method in (EXCHANGE_BIND, QUEUE_BIND) else BindingRemoved
+            to = Destination("exchange" if method in (EXCHANGE_BIND, EXCHANGE_UNBIND) else "queue", name)
+            return kind(source, to, key, request.plain)
         case _:
             return None
