@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from proxy.groups.model import LinkState
 
-VERSION: Final = 7
+VERSION: Final = 8
 """The version of beats. It changes with any change of what a beat says, since the sidecars of a group must agree."""
 
 MAX_BYTES: Final = 2 * 1024 * 1024
@@ -87,6 +87,8 @@ class MemberBeat(Struct, frozen=True, omit_defaults=True):
     is_leaving: bool = False
     prefetch: Annotated[int, Meta(ge=0, le=MAX_PREFETCH)] = 0
     """The most unacknowledged messages of each of the member's links; 0 for a member without acks."""
+    in_series: bool = False
+    """Whether the member's client works on one message of a key at a time."""
     refused: Annotated[frozenset[Name], Meta(max_length=MAX_LINKS)] = frozenset()
     """The shards that the member may not have at present."""
     links: Annotated[dict[Name, LinkBeat], Meta(max_length=MAX_LINKS)] = {}

@@ -345,6 +345,7 @@ class Group:
                 now < member.stalled_until,
                 member.leaving,
                 member.held_at_most,
+                member.in_series,
                 frozenset(self._refused(member, now)),
                 links,
             )
@@ -388,3 +389,10 @@ class Group:
         own = {member.held_at_most for member in self.local.values() if not member.leaving}
         told = [each for peer in self.peers.all.values() for each in peer.members.values()]
         return own | {each.prefetch for each in told if not each.is_leaving}
+
+    @property
+    def in_series(self) -> set[bool]:
+        """Whether members consume in series, of all that have not left: both where some do, and others do not."""
+        own = {member.in_series for member in self.local.values() if not member.leaving}
+        told = [each for peer in self.peers.all.values() for each in peer.members.values()]
+        return own | {each.in_series for each in told if not each.is_leaving}

@@ -13,7 +13,7 @@ from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import report
 from proxy.groups.running import Parts, RunningGroup, counted, shards_of
-from proxy.groups.shards import Exactness, mixed, read, unreadable
+from proxy.groups.shards import Exactness, mixed, partly_in_series, read, unreadable
 from proxy.groups.timing import TIMEOUT_ABOVE
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
@@ -55,7 +55,9 @@ class Groups:
 
         `process` is the id of this process, which no other sidecar has.
         """
-        self._patterns = Patterns(settings.groups)
+        self._patterns, self._serial = Patterns(settings.groups), Patterns(settings.groups_in_series)
+        self.series_rules = settings.groups_window, settings.groups_retry_delay, settings.groups_retry_delay_max
+        """The window of a link in series, and the first and the longest delay of a retry in seconds."""
         self._requires_exact = settings.groups_require == "exact"
         self._lookup_timeout = settings.lookup_timeout
         host = socket.gethostname()
@@ -78,6 +80,10 @@ class Groups:
     def match(self, vhost: str, exchange: str) -> bool:
         """Return whether the setting `groups` names an exchange, so that clients may consume from its name."""
         return self._patterns.match(vhost, exchange)
+
+    def in_series(self, vhost: str, exchange: str) -> bool:
+        """Return whether the setting `groups_in_series` names an exchange that has a group."""
+        return self._serial.match(vhost, exchange)
 
     async def shards(self, name: Name) -> list[str] | None:
         """Return the shards of the ring of an exchange; None if it is no hash exchange.
@@ -235,8 +241,13 @@ class Groups:
         """
         group = self._groups.get((member.vhost, member.exchange))
         present = group.state.prefetches if group is not None else set()
+        in_series = group.state.in_series if group is not None else set()
         own = member.held_at_most
-        return (*seen.reasons, *(mixed({*present, own}) if own and own not in present else ()))
+        return (
+            *seen.reasons,
+            *(mixed({*present, own}) if own and own not in present else ()),
+            *(partly_in_series({*in_series, member.in_series}) if member.in_series not in in_series else ()),
+        )
 
     async def _exactness(self, name: Name, entry: Entry) -> Exactness:
         """Return what a new member must know of the shards, by a reading that is made now if there is none."""

@@ -183,8 +183,8 @@ class Member:
     """One consumer that a client has started on a group's name, until all its links have ended."""
 
     __slots__ = (
-        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "pauses", "prefetch", "redelivered",
-        "since", "stalled_until", "tag", "vhost",
+        "channel", "client", "exchange", "id", "in_series", "leaving", "links", "no_ack", "pauses", "prefetch",
+        "redelivered", "since", "stalled_until", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -204,6 +204,8 @@ class Member:
         """The most unacknowledged messages of each link."""
         self.no_ack = False
         """Whether the broker counts a message as acked once it is sent."""
+        self.in_series = False
+        """Whether the client works on one message of a key at a time."""
         self.since = 0.0
         """When the member joined, in seconds since 1970."""
         self.client = ""

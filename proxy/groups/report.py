@@ -115,6 +115,7 @@ def _members(group: RunningGroup, members: Mapping[str, MemberBeat]) -> list[dic
             "here": member.id in state.local,
             "since": _time(member.since),
             "stalled": member.is_stalled,
+            "in_series": member.in_series,
             "unacked": sum(link.unacked for link in member.links.values()),
             "shards": [name for name in sorted(state.present, key=natural) if decision.owners.get(name) == member.id],
             "wanted": list(decision.targets.values()).count(member.id),

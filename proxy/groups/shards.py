@@ -200,6 +200,16 @@ def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
     )
 
 
+def partly_in_series(in_series: Collection[bool]) -> tuple[str, ...]:
+    """Return why a group is not exact whose members consume in series, or do not, as told; empty if it is."""
+    if len(in_series) < 2:
+        return ()
+    return (
+        "some members consume in series and others do not, so two messages of a key may be worked on at a time; use the"
+        " setting groups_in_series on all sidecars, or the argument x-ring-in-series in all programs",
+    )
+
+
 def _named(names: Sequence[str]) -> str:
     told = some([repr(name) for name in sorted(names, key=natural)], _NAMED)
     return f"shard{'s' if len(names) > 1 else ''} {told}"
@@ -305,7 +315,7 @@ class Readings:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the group is not exact; empty if it is, or as long as no shard has been read."""
-        return (*self.exactness.reasons, *mixed(self._state.prefetches))
+        return (*self.exactness.reasons, *mixed(self._state.prefetches), *partly_in_series(self._state.in_series))
 
     async def run(self) -> None:
         """Read all shards now and then, and in between those that members of this sidecar own.

@@ -25,6 +25,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 HostName = NewType("HostName", str)
 
+MOST_WINDOW = 2**16 - 1
+"""The highest prefetch of AMQP."""
+
 HIDDEN = "***"
 """The text that is shown in place of a password."""
 
@@ -124,6 +127,18 @@ class Settings:
         "hash exchanges whose names AMQP clients may consume from, as a group: patterns as in route",
         group="Consumer groups",
     )
+    groups_in_series: tuple[str, ...] = _setting(
+        (),
+        "groups whose clients work on one message of a key at a time, and get a message that they return again later: "
+        "patterns as in route; a consumer can ask for either with the argument x-ring-in-series",
+    )
+    groups_window: int = _setting(
+        200, "number of messages of one shard that wait for a client in series, or are with it", positive=True
+    )
+    groups_retry_delay: float = _setting(
+        1.0, "seconds until a client in series gets a message again that it has returned; they double each time"
+    )
+    groups_retry_delay_max: float = _setting(60.0, "maximum of such seconds")
     groups_require: Exactness = _setting(
         "any",
         "the groups that clients may consume from: any, or exact (balanced, and in order while they are)",
@@ -220,6 +235,7 @@ class Settings:
         self._check_urls()
         self._check_listeners()
         self._check_tls()
+        self._check_groups()
         self._check_journal()
 
     def _check_urls(self) -> None:
@@ -273,6 +289,17 @@ class Settings:
                     raise ConfigError(
                         f"{name}: has no effect, because neither broker_url is amqps:// nor management_url https://"
                     )
+
+    def _check_groups(self) -> None:
+        if self.groups_in_series and not self.groups:
+            raise ConfigError("groups_in_series: has no effect, because groups names no exchange; set groups too")
+        if self.groups_window > MOST_WINDOW:
+            raise ConfigError(f"groups_window: {self.groups_window} is more than {MOST_WINDOW}, the highest prefetch")
+        if self.groups_retry_delay > self.groups_retry_delay_max:
+            raise ConfigError(
+                f"groups_retry_delay: {self.groups_retry_delay:g} is more than groups_retry_delay_max,"
+                f" {self.groups_retry_delay_max:g}"
+            )
 
     def _check_journal(self) -> None:
         if self.journal_dir is not None and self.journal_stream is not None:

@@ -19,6 +19,7 @@ from proxy.groups.consuming.events import (
     ShardsAsked,
 )
 from proxy.groups.consuming.interceptor import GroupInterceptor
+from proxy.groups.consuming.series import Rules
 from proxy.groups.groups import Groups
 from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection
@@ -48,6 +49,7 @@ class Attendants:
     def __init__(self, groups: Groups) -> None:
         """Take the groups of this sidecar."""
         self.groups = groups
+        self.rules = Rules(*groups.series_rules)
         self._named: set[tuple[str, str, type]] = set()
         """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
 
@@ -87,8 +89,15 @@ class GroupAttendant(Attendant):
         self._attendants, self._groups = attendants, attendants.groups
         self._peer, self._guarded, self._acted = peer, guarded, acted
         timeout = round(self._groups.consumer_timeout * 1000)
-        self.interceptor: GroupInterceptor = GroupInterceptor(connection, self._groups.match, timeout)
+        groups = self._groups
+        self.interceptor: GroupInterceptor = GroupInterceptor(
+            connection, groups.match, timeout, groups.in_series, attendants.rules
+        )
         self._actions = GroupActions(self.interceptor, acted)
+        self._try: asyncio.TimerHandle | None = None
+        """The timer for the next message of a member in series that is tried again; None while there is none."""
+        self._try_at = 0.0
+        """When that is, in monotonic seconds."""
         self._requeue: asyncio.TimerHandle | None = None
         """The timer for what the client has returned of links; None while there is nothing."""
         self._asking: set[asyncio.Task[None]] = set()
@@ -105,6 +114,17 @@ class GroupAttendant(Attendant):
             due = min(min(at.last + MOMENT, at.first + LONGEST) for at in interceptor.requeued.values())
             loop = asyncio.get_running_loop()
             self._requeue = loop.call_later(max(due - time.monotonic(), 0.0), self._guarded, self._hand_back)
+
+        if interceptor.retrying:
+            dues = [c.series.due for c in interceptor.retrying if c.series is not None]
+            due = min((each for each in dues if each is not None), default=time.monotonic())
+            if self._try is not None and self._try_at > due:
+                self._try.cancel()
+                self._try = None
+            if self._try is None:
+                self._try_at = due
+                delay = max(due - time.monotonic(), 0.0)
+                self._try = asyncio.get_running_loop().call_later(delay, self._guarded, self._try_again)
 
     def _handle(self, event: GroupEvent) -> None:
         interceptor = self.interceptor
@@ -158,6 +178,13 @@ class GroupAttendant(Attendant):
             settle.hand_back(self.interceptor, now - MOMENT, now - LONGEST)
             self._acted()
 
+    def _try_again(self) -> None:
+        self._try = None
+        if self.interceptor.c.running:
+            self.interceptor.c.now = time.monotonic()
+            settle.try_again(self.interceptor)
+            self._acted()
+
     def drain(self) -> None:
         """Have all members leave; the client is read on until it has settled what it got."""
         consumer.leave_all(self.interceptor)
@@ -174,7 +201,8 @@ class GroupAttendant(Attendant):
         untold = [event.member for event in interceptor.events if isinstance(event, Left)]
         for member in (*links.lose_all(interceptor), *untold):
             self._groups.leave(member)
-        if self._requeue is not None:
-            self._requeue.cancel()
+        for timer in (self._requeue, self._try):
+            if timer is not None:
+                timer.cancel()
         for task in self._asking:
             task.cancel()

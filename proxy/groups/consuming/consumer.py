@@ -10,6 +10,7 @@ import secrets
 from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consumer, Consuming
 from proxy.groups.consuming.questions import Joining
+from proxy.groups.consuming.series import Series
 from proxy.groups.consuming.tags import MOST_TAGS, Numbering, numbering_of
 from proxy.groups.model import DEFAULT_PREFETCH, Member
 from proxy.session import closing
@@ -48,6 +49,8 @@ MOST_ARGUMENTS = 4096
 
 _CROWDED = f"a connection with consumers of groups has over {MOST_TAGS} ordinary consumers; use another connection"
 
+_IN_SERIES = b"x-ring-in-series"
+"""The argument by which a consumer asks to work on one message of a key at a time, or not to."""
 _RESERVED = (b"x-priority", b"x-consumer-timeout")
 """The arguments of consumers that this proxy sets itself: all links have the same priority, and the same timeout."""
 
@@ -117,9 +120,18 @@ def _ask(
     member = Member(secrets.token_hex(8), g.c.vhost, group, channel.id, tag or b"amq.ctag-" + _random())
     member.no_ack = bool(bits & NO_ACK)
     member.prefetch = numbering.prefetch or DEFAULT_PREFETCH
-    refusal = _mistake(g, channel, numbering, group, bits, fields)
+    series = table.find(fields, 0, len(fields), _IN_SERIES)
+    if series is None:
+        member.in_series = g.is_serial(g.c.vhost, group)
+    else:
+        member.in_series = series.kind == ord("t") and bool(fields[series.value])
+    refusal = _mistake(g, channel, numbering, member, bits, fields)
     numbering.joining = Joining(member, refusal)
-    consumer = Consumer(member, channel, numbering, fields)
+    consumer = Consumer(member, channel, numbering, table.without(fields, 0, len(fields), (_IN_SERIES,))[0])
+    if member.in_series:
+        member.prefetch = g.rules.window
+        # The client's prefetch is what it holds of all shards. It has no limit where it asked for none.
+        consumer.series = Series(g.rules, 0 if numbering.prefetch in (0, UNLIMITED) else numbering.prefetch)
     consumer.owes_ok = not bits & CONSUME_NOWAIT
     g.c.waiting.held = Wait.INTERCEPTED
     g.consumers[member] = consumer
@@ -149,9 +161,12 @@ def _fields(arguments: Arguments) -> bytes:
 
 
 def _mistake(
-    g: Consuming, channel: Channel, numbering: Numbering, group: str, bits: int, fields: bytes
+    g: Consuming, channel: Channel, numbering: Numbering, member: Member, bits: int, fields: bytes
 ) -> tuple[int, str] | None:
     """Return the reply code and text that refuse a basic.consume of a group; None if the member may join."""
+    group = member.exchange
+    if why := _unserial(member, fields):
+        return PRECONDITION_FAILED, f"group '{group}'{why}"
     if bits & EXCLUSIVE:
         return ACCESS_REFUSED, f"group '{group}' cannot be consumed exclusively: a group is for several consumers"
     for name in _RESERVED:
@@ -170,6 +185,16 @@ def _mistake(
         text = f"group '{group}': the connection has {len(g.consumers)} members, as many as it may"
         return RESOURCE_ERROR, text
     return None
+
+
+def _unserial(member: Member, fields: bytes) -> str:
+    """Return why a member cannot consume in series as it asks to; empty if it can, or does not ask."""
+    series = table.find(fields, 0, len(fields), _IN_SERIES)
+    if series is not None and series.kind != ord("t"):
+        return f": the argument {_IN_SERIES.decode()} must be true or false"
+    if member.in_series and member.no_ack:
+        return f" is consumed in series, which needs acks: consume without no_ack, or with {_IN_SERIES.decode()} false"
+    return ""
 
 
 def cancel(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:

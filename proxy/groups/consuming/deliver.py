@@ -10,9 +10,11 @@ and key among its headers. Bodies pass as they come: only the first bytes of eac
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
+from mmh3 import hash_bytes
 
 from proxy.groups.consuming import answers
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
+from proxy.groups.consuming.series import MOST_BYTES, Held
 from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
 from proxy.groups.model import LinkState
 from proxy.session import closing
@@ -25,6 +27,7 @@ from proxy.wire.frames import (
     BODY,
     CONTENTS,
     END,
+    FRAME,
     HEADER,
     LEAST_HEADER,
     LEAST_METHOD,
@@ -43,6 +46,14 @@ from proxy.wire.frames import (
 
 _out: Final = BytesWriter()
 """The buffer in which a delivery is put together: one for all sessions, since nothing else runs meanwhile."""
+
+MOST_PASSED: Final = 1024
+"""The most messages that a member in series gets in one go, since other sessions wait meanwhile."""
+
+_ATTEMPT_NAME: Final = frozenset({b"x-ring-attempt"})
+_ATTEMPT: Final = bytes((14,)) + b"x-ring-attempt" + b"l"
+"""The field that tells a client which try this is, up to its value, which is a 64-bit integer. The first try has none.
+"""
 
 _MOST_SHOWN: Final = 4096
 """The most exchanges whose names for a client are remembered with one consumer."""
@@ -101,7 +112,7 @@ def whole(  # noqa: C901 - one loop, for speed
         if stop > size or names + 2 > header:
             break
         numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
-        if link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
+        if link is None or link.state != _TAKES or consumer.channel.state != _OPEN or hidden.window is not None:
             break
         if hidden.left or numbering.busy is not None or len(numbering.unacked) + 1 >= MOST_UNACKED:
             break
@@ -131,7 +142,12 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
             raise Fault(UNEXPECTED_FRAME, f"a content header without its method on channel {hidden.number}")
         hidden.left = u64(data, i + 11)
         if not hidden.passing:
-            return b""
+            if not hidden.frame:
+                return b""
+            hidden.header = data[i:end]
+            # Its body must come whole, too.
+            g.c.republishing.gathering += hidden.left > 0
+            return b"" if hidden.left else _arrived(g, hidden)
         _out.truncate(0)
         _look(g, hidden.consumer)
         _write(g, hidden, hidden.frame, 0, len(hidden.frame), data, i, end)
@@ -142,7 +158,89 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
             hidden.end()
         return _out.getvalue()
     hidden.body(end - i - OVERHEAD)
+    if hidden.header:
+        hidden.bodies.append(hidden.body_start + data[i + 3 : end])
+        if not hidden.left:
+            g.c.republishing.gathering -= 1
+            return _arrived(g, hidden)
     return b""
+
+
+def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
+    """Take a whole message for a member in series; return the frames of what the client may have now."""
+    consumer, window, series = hidden.consumer, hidden.window, hidden.consumer.series
+    method, header, body = hidden.frame, hidden.header, b"".join(hidden.bodies)
+    hidden.frame, hidden.header, hidden.bodies = b"", b"", []
+    link = hidden.link
+    if series is None or window is None or link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
+        return b""  # the link has come to its end meanwhile: the broker delivers the message again
+    at = 12 + method[11]
+    series.arrive(Held(window, u64(method, at), _key_of(g, consumer, method, header), method, header, body, g.c.now))
+    if series.size > MOST_BYTES:
+        text = f"messages of group '{consumer.member.exchange}' in series take more than {MOST_BYTES} bytes"
+        closing.refuse_channel(g.c, consumer.channel, RESOURCE_ERROR, text, BASIC_CONSUME)
+        return b""
+    return pass_on(g, consumer)
+
+
+def _key_of(g: Consuming, consumer: Consumer, method: bytes, header: bytes) -> bytes:
+    """Return a hash of the value by which the ring placed a message; empty if the message lacks it.
+
+    Where the ring is not known, or the message came by no ring, that is the routing key.
+    """
+    entry = g.c.table.entry_of(consumer.member.exchange) if g.c.table is not None else None
+    end = len(header) - 1
+    if entry is not None and entry.known is not None and entry.known.hashed.source != "routing_key":
+        hashed = entry.known.hashed
+        try:
+            value = content.hashed_value(hashed, hashed.name.encode(), header, 7, end)
+        except Fault:
+            value = None
+        return hash_bytes(value) if value is not None else b""
+    _, key = content.origin_in(header, 7, end)
+    if not key:
+        at = 21 + method[11]
+        at += 1 + method[at]
+        key = method[at + 1 : at + 1 + method[at]]
+    return hash_bytes(key)
+
+
+def pass_on(g: Consuming, consumer: Consumer) -> bytes:
+    """Return the frames of what the client of a member in series has room for, but no more than MOST_PASSED messages.
+
+    Call it only where no content is half sent to the client, or send them by `links.tell`.
+    """
+    series, numbering = consumer.series, consumer.numbering
+    if series is None or consumer.leaving or consumer.channel.state != _OPEN:
+        return b""
+    frames: list[bytes] = []
+    _look(g, consumer)
+    while len(frames) < MOST_PASSED and (held := series.pass_on()) is not None:
+        source = g.sources.get(held.window.number)
+        assert isinstance(source, HiddenChannel)
+        assert source.link is not None
+        source.link.unacked += 1
+        method, header = _again(g, held) if held.again else (held.method, held.header)
+        _out.truncate(0)
+        _write(g, source, method, 0, len(method), header, 0, len(header), held.tries)
+        frames.append(_out.getvalue() + held.body)
+    if numbering.full:
+        _refuse(g, numbering)
+    return b"".join(frames)
+
+
+def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
+    """Return the frames of a message that the client has had before: redelivered, and with the number of the try."""
+    at = 20 + held.method[11]
+    method = held.method[:at] + b"\1" + held.method[at + 1 :]
+    header = held.header
+    try:
+        payload, _ = content.stamped(header, 7, len(header) - 1, _ATTEMPT + U64.pack(held.tries + 1), _ATTEMPT_NAME)
+    except Fault:
+        return method, header
+    if len(payload) > g.c.frame_max - OVERHEAD:
+        return method, header
+    return method, FRAME.pack(HEADER, u16(header, 1), len(payload)) + payload + header[-1:]
 
 
 def _method(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
@@ -157,6 +255,10 @@ def _method(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) 
     if link is None:
         return b""
     no_ack = consumer.member.no_ack
+    if hidden.window is not None:
+        # It is gathered whole, and the client holds nothing yet.
+        hidden.frame = data[i:end] if link.state == _TAKES and consumer.channel.state == _OPEN else b""
+        return b""
     takes = link.state == _TAKES or (link.state == _LEAVING and no_ack)
     hidden.passing = takes and consumer.channel.state == _OPEN
     if hidden.passing:
@@ -168,11 +270,20 @@ def _method(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) 
 
 
 def _write(
-    g: Consuming, hidden: HiddenChannel, frame: bytes, start: int, stop: int, data: bytes, i: int, end: int
+    g: Consuming,
+    hidden: HiddenChannel,
+    frame: bytes,
+    start: int,
+    stop: int,
+    data: bytes,
+    i: int,
+    end: int,
+    tries: int = 0,
 ) -> None:
     """Add to the buffer the basic.deliver and content header that the client gets, and count the delivery.
 
     The broker's basic.deliver is in `frame` from `start` to `stop`, its content header in `data` from `i` to `end`.
+    `tries` says how often the client has returned a message of a member in series.
     Raises Fault if the names in the basic.deliver run past it.
     """
     numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
@@ -193,7 +304,7 @@ def _write(
     link.delivered += 1
     link.delivered_at = g.c.now
     if frame[at + 8]:
-        times = content.times_redelivered(data, i + 7, end - 1)
+        times = tries or content.times_redelivered(data, i + 7, end - 1)
         # A classic queue does not count. Most messages differ in their headers, such as the ring id, or in their keys.
         message = 0 if times else hash(both) ^ hash(data[i:end])
         consumer.member.redelivered_of(link.shard).note(times, message, g.c.now)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from proxy.groups.consuming.events import GroupEvent
 from proxy.groups.consuming.questions import Question
+from proxy.groups.consuming.series import Rules, Series, Window
 from proxy.groups.consuming.tags import Numbering, TaggedSource, Tags
 from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel
@@ -30,7 +31,7 @@ class Requeued(NamedTuple):
 class HiddenChannel(TaggedSource):
     """One hidden channel, from its channel.open to its close-ok. It serves one link, or one question about a name."""
 
-    __slots__ = ("closing", "consumer", "frame", "head")
+    __slots__ = ("bodies", "closing", "consumer", "frame", "head", "header", "window")
 
     def __init__(self, number: int, consumer: "Consumer", link: Link | None) -> None:
         """`link` is None for a channel that only asks whether a queue has the name of the consumer's group."""
@@ -42,6 +43,13 @@ class HiddenChannel(TaggedSource):
         """The basic.deliver whose content header is due; empty otherwise."""
         self.head = U32.pack(BASIC_DELIVER) + shorted(consumer.member.tag)
         """The payload of basic.deliver up to the delivery tag, as the client gets it."""
+        self.window = Window(number) if link is not None and consumer.series is not None else None
+        """The messages of the link that are not settled, of a member in series; None for any other."""
+        self.by_one = self.window is not None
+        self.header = b""
+        """The content header of a message that is gathered for a member in series; empty between two of them."""
+        self.bodies: list[bytes] = []
+        """The body frames of that message that have come, as the client gets them."""
 
 
 class Consumer:
@@ -49,7 +57,7 @@ class Consumer:
 
     __slots__ = (
         "arguments", "channel", "consumes", "hidden", "joined", "leaving", "member", "numbering", "owes_cancel_ok",
-        "owes_ok", "question", "shown", "shown_of",
+        "owes_ok", "question", "series", "shown", "shown_of",
     )  # fmt: skip
 
     def __init__(self, member: Member, channel: Channel, numbering: Numbering, arguments: bytes) -> None:
@@ -63,6 +71,8 @@ class Consumer:
         """Whether the client has yet to get its basic.cancel-ok, once the broker has sent all that it will."""
         self.question: Question | None = None
         """The question about the group's name, for a method such as queue.declare; None for a basic.consume."""
+        self.series: Series | None = None
+        """The deliveries of a member that works on one message of a key at a time; None for any other."""
         self.consumes = False
         """Whether the broker has let a link of the member consume, ever: the client may read shards."""
         self.joined = False
@@ -75,22 +85,52 @@ class Consumer:
         """By exchange that RabbitMQ names in a delivery, the exchange that the client sees."""
 
 
+def _never(vhost: str, name: str) -> bool:
+    return False
+
+
 class Consuming(Interceptor):
     """The hidden channels and group members of one session; it lives as long as the session."""
 
     __slots__ = (
-        "by_tag", "c", "closing", "consumer_timeout", "consumers", "draining", "due", "events", "free", "match", "most",
-        "requeued", "tags", "untimed",
+        "by_tag",
+        "c",
+        "closing",
+        "consumer_timeout",
+        "consumers",
+        "draining",
+        "due",
+        "events",
+        "free",
+        "is_serial",
+        "match",
+        "most",
+        "requeued",
+        "retrying",
+        "rules",
+        "tags",
+        "untimed",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, match: Callable[[str, str], bool], consumer_timeout: int = 0) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        match: Callable[[str, str], bool],
+        consumer_timeout: int = 0,
+        is_serial: Callable[[str, str], bool] = _never,
+        rules: Rules = Rules(),  # noqa: B008 - it cannot be changed
+    ) -> None:
         """`match` says of a virtual host and a name whether clients may consume from the name as a group.
 
         `consumer_timeout` is the x-consumer-timeout of links, in milliseconds; 0 leaves it to the broker. It is longer
-        than `groups_ack_timeout`, so that this sidecar ends such a link first.
+        than `groups_ack_timeout`, so that this sidecar ends such a link first. `is_serial` says as `match` whether the
+        members of a group consume in series though they do not ask for it, and `rules` holds for all that do.
         """
         super().__init__()
         self.c, self.match, self.consumer_timeout = connection, match, consumer_timeout
+        self.is_serial, self.rules = is_serial, rules
+        self.retrying: dict[Consumer, None] = {}
+        """The members in series that have messages to be tried again."""
         self.free: deque[int] = deque()
         """The numbers of hidden channels that are free."""
         self.most = 0
@@ -133,6 +173,7 @@ class Consuming(Interceptor):
         """Take a hidden channel's number back: both sides have closed it."""
         del self.sources[hidden.number]
         self.closing -= hidden.closing
+        self.c.republishing.gathering -= bool(hidden.header) and hidden.left > 0
         self.requeued.pop(hidden, None)
         hidden.consumer.hidden.pop(hidden, None)
         self.free.append(hidden.number)

@@ -35,6 +35,9 @@ It marks the consumers of a group for reports. It must be the same for all: Rabb
 to one of a higher priority, and keeps it if its channel ends meanwhile, so that the shard stands still.
 """
 
+_GIVES = (LinkState.OPENING, LinkState.OPEN)
+"""The states of a link by which a client may still get messages."""
+
 _PRIORITY = b"\x0ax-priorityl" + U64.pack(PRIORITY)
 """The field of a consumer's priority."""
 
@@ -97,6 +100,8 @@ def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
 def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
     """Have a link take an event, and have its group told; return the frames that the broker is to get."""
     action = link.enter(event, g.c.now)
+    if hidden.window is not None and hidden.consumer.series is not None and link.state not in _GIVES:
+        hidden.consumer.series.drop(hidden.window)
     if hidden.consumer.joined:
         g.events.append(LinkChanged(link.member))
     if action == LinkAction.SUBSCRIBE:

@@ -2,12 +2,14 @@
 
 # mypyc: compiled
 
+from itertools import islice
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.groups.consuming import links
-from proxy.groups.consuming.hidden import Consuming, HiddenChannel, Requeued
+from proxy.groups.consuming import deliver, links
+from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel, Requeued
+from proxy.groups.consuming.series import HeldState
 from proxy.groups.consuming.tags import Numbering, TaggedSource, numbering_of
 from proxy.groups.model import LinkState, Member
 from proxy.session import closing
@@ -18,6 +20,7 @@ from proxy.wire.frames import (
     BASIC_ACK,
     BASIC_NACK,
     BASIC_RECOVER,
+    BASIC_REJECT,
     END,
     MULTIPLE,
     PRECONDITION_FAILED,
@@ -34,6 +37,7 @@ from proxy.wire.frames import (
 _out: Final = BytesWriter()
 """The buffer in which an answer is put together: one for all sessions, since nothing else runs meanwhile."""
 
+_TAKES: Final = LinkState.OPEN.value
 _LEAVING: Final = LinkState.LEAVING.value
 _OPEN: Final = ChannelState.OPEN.value
 
@@ -70,6 +74,10 @@ def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
     if delivery is None:
         return _unknown(g, channel, number, method)
     source = delivery.source
+    if isinstance(source, HiddenChannel) and source.window is not None:
+        answer = _in_series(g, source, delivery.tag, method, bits, requeued)
+        _go_on(g, source.consumer)
+        return answer + _end(g, source)
     if requeued and isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
         # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got them
         # back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
@@ -99,17 +107,59 @@ def _many(
     number = number or numbering.last
     for source, tag, many, other in numbering.settle_all(number, MOST_AT_ONCE):
         sources[source] = None
-        if other:
+        if isinstance(source, HiddenChannel) and source.window is not None:
+            answers.append(_in_series(g, source, tag, method, bits, requeued))
+        elif other:
             answers.append(_give_back(source, tag, other))
         else:
             answers.append(_answer(g, source, tag, method, bits if many else bits & ~MULTIPLE, requeued))
     for source in sources:
         # A link ends behind the last answer to its deliveries, of which there may be several.
+        if isinstance(source, HiddenChannel) and source.window is not None:
+            _go_on(g, source.consumer)
         answers += _released(g, source) if source.returning else b"", _end(g, source)
     if numbering.reaches(number):
         g.c.again = method_frame(channel.id, method, U64.pack(number) + bytes((bits,)))
         g.c.to_broker.more = True
     return b"".join(answers)
+
+
+def _in_series(g: Consuming, hidden: HiddenChannel, tag: int, method: int, bits: int, requeued: bool) -> bytes:
+    """Take the client's answer to one message of a member in series; return what the broker gets, if anything.
+
+    The broker gets no requeue: it would deliver the message behind later ones of its key.
+    """
+    series, window = hidden.consumer.series, hidden.window
+    held = window.held.get(tag) if window is not None else None
+    if series is None or held is None:
+        return b""
+    if not requeued:
+        series.settle(held)
+        return _answer(g, hidden, tag, method, bits & ~MULTIPLE if method != BASIC_REJECT else bits, requeued)
+    link = hidden.link
+    if link is not None and link.state == _TAKES and not hidden.consumer.leaving:
+        series.give_back(held, g.c.now)
+        g.retrying[hidden.consumer] = None
+    else:
+        series.settle(held)  # the link's end returns it
+    return b""
+
+
+def _go_on(g: Consuming, consumer: Consumer) -> None:
+    """Send the client of a member in series what it has room for now."""
+    if frames := deliver.pass_on(g, consumer):
+        links.tell(g, consumer.numbering, frames)
+
+
+def try_again(g: Consuming) -> None:
+    """Have the messages of members in series tried again that are due."""
+    for consumer in list(g.retrying):
+        series = consumer.series
+        if series is not None:
+            series.release(g.c.now, deliver.MOST_PASSED)
+            _go_on(g, consumer)
+        if series is None or series.due is None:
+            del g.retrying[consumer]
 
 
 def _await_return(g: Consuming, source: HiddenChannel) -> None:
@@ -212,6 +262,13 @@ def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
     for source in numbering.recover():
         if source.ended or not isinstance(source, HiddenChannel) or source.link is None:
             continue
+        if source.window is not None:
+            for held in list(source.window.held.values()):
+                if held.state == HeldState.CLIENT and source.consumer.series is not None:
+                    source.consumer.series.recover(held)
+            _go_on(g, source.consumer)
+            frames += links.settled(g, source, source.link)
+            continue
         end_of_link = links.settled(g, source, source.link)
         frames += end_of_link or method_frame(source.number, BASIC_RECOVER, b"\1")
     return frames
@@ -220,11 +277,15 @@ def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
 def oldest_by_shard(g: Consuming, member: Member) -> dict[str, float]:
     """Return by shard when the oldest delivery that a member's client has not settled was made, in monotonic seconds.
 
-    The member may be leaving.
+    The member may be leaving. In series that is the broker's oldest delivery, whether the client has got it or not.
     """
     found: dict[str, float] = {}
     for link in member.links.values():
         source = g.sources.get(link.channel)
-        if isinstance(source, HiddenChannel) and source.link is link and not source.ended and source.first is not None:
+        if not isinstance(source, HiddenChannel) or source.link is not link or source.ended:
+            continue
+        if source.window is not None:
+            found.update((link.shard, held.at) for held in islice(source.window.held.values(), 1))
+        elif source.first is not None:
             found[link.shard] = source.first.at
     return found

@@ -37,6 +37,7 @@ MEMBERS = st.builds(
     st.booleans(),
     st.booleans(),
     st.integers(0, MAX_PREFETCH),
+    st.booleans(),
     st.frozensets(NAMES, max_size=4),
     st.dictionaries(IDS, LINKS, max_size=4),
 )

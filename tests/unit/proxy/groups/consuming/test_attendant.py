@@ -21,12 +21,16 @@ class Shards:
     """In the place of the groups: the shards of each exchange, or the error with which reading them ends."""
 
     consumer_timeout = 0.0
+    series_rules = 200, 1.0, 60.0
 
     def __init__(self, found: list[str] | Exception | None) -> None:
         self.found, self.may_answer = found, asyncio.Event()
 
     def match(self, vhost: str, exchange: str) -> bool:
         return True
+
+    def in_series(self, vhost: str, exchange: str) -> bool:
+        return False
 
     async def shards(self, name: tuple[str, str]) -> list[str] | None:
         await self.may_answer.wait()
@@ -67,7 +71,7 @@ class Attended(Grouping):
 
 
 def test_the_log_tells_of_each_name_once_and_of_so_many_names_only() -> None:
-    attendants = Attendants(cast(Groups, None))
+    attendants = Attendants(cast(Groups, Shards(None)))
     assert attendants.tells_first("/", DeclaredGroup("x"))
     assert not attendants.tells_first("/", DeclaredGroup("x"))
     assert attendants.tells_first("/", Shadowed("x"))

@@ -1,0 +1,228 @@
+"""Deliveries in series: a client works on one message of a key at a time. This module does no I/O.
+
+Theory of operation
+-------------------
+
+A group delivers each key in order. A client with a prefetch of 50 and a pool of workers still works on two messages of
+one key at once, and a message that it returns is passed by the later ones of its key. In series the sidecar therefore
+keeps what the broker has delivered, and passes a message only once the one before it of its key is settled. Messages of
+other keys go on.
+
+Two numbers limit what is on its way. The *window* is the prefetch of each link: as many messages of one shard are here
+at most, and a key that waits stands for its shard once it fills the window. The *room* is the client's own prefetch: as
+many messages of all shards does the client hold at most, those that it has returned not counted.
+
+    state     event     next      what happens
+    --------  --------  --------  ------------------------------------------------------------
+    (none)    arrive    READY     the message is the first of its key
+    (none)    arrive    WAITING   another one of its key is before it
+    WAITING   settle    READY     the one before it is settled
+    READY     pass      CLIENT    the client has room: the message gets the channel's next delivery tag
+    CLIENT    settle    GONE      the broker gets an ack, or a reject without requeue
+    CLIENT    return    RETRY     the broker gets nothing; the delay grows with each return
+    RETRY     due       READY
+    any but   drop      GONE      the link ends: the broker delivers the message again, to the next member
+    CLIENT
+
+At most one message of a key is READY, with the CLIENT or in RETRY. The broker gets only acks, rejects without requeue,
+and the bare channel.close at the link's end: after a requeue it would deliver the message behind later ones of its key
+(measured: 1 2 4 ... 20 3). Acks come out of order, so each is one by itself: an ack of all up to a tag would take in
+what waits here.
+
+The broker counts its consumer timeout from its own delivery, and takes back what is older message by message: newer
+ones of the key then come between. A link whose oldest message, be it with the client or not, is older than
+`groups_ack_timeout` therefore ends, and all of it comes again in order.
+"""
+
+# mypyc: compiled
+
+from collections import deque
+from enum import IntEnum
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+MOST_BYTES: Final = 256 * 1024 * 1024
+"""The most bytes of messages that wait, or may be tried again, for one consumer."""
+
+_OVERHEAD: Final = 400
+"""Bytes of memory that one message takes beside its frames."""
+
+
+class Rules(NamedTuple):
+    """The settings of groups in series. All times are in seconds."""
+
+    window: int = 200
+    """The prefetch of each link."""
+    delay: float = 1.0
+    """The time from a message's first return until it is tried again; it doubles with each further one."""
+    longest: float = 60.0
+    """The longest such time."""
+
+
+class HeldState(IntEnum):
+    """How far a message that the broker has delivered has come."""
+
+    WAITING = 0
+    """Another message of its key is before it."""
+    READY = 1
+    """It goes to the client as soon as that has room."""
+    CLIENT = 2
+    """The client works on it."""
+    RETRY = 3
+    """The client has returned it, and it waits for the next try."""
+    GONE = 4
+    """It is settled, or goes back to its queue with the end of its link."""
+
+
+_WAITING: Final = HeldState.WAITING.value
+_READY: Final = HeldState.READY.value
+_CLIENT: Final = HeldState.CLIENT.value
+_RETRY: Final = HeldState.RETRY.value
+_GONE: Final = HeldState.GONE.value
+
+
+class Held:
+    """One message that the broker has delivered, from then until it is settled."""
+
+    __slots__ = ("after", "again", "at", "body", "header", "key", "method", "state", "tag", "tries", "window")
+
+    def __init__(
+        self, window: "Window", tag: int, key: bytes, method: bytes, header: bytes, body: bytes, at: float
+    ) -> None:
+        """Take a message that the broker has delivered with the delivery tag `tag`.
+
+        `key` is a hash of the value that the ring hashed; empty if the message lacks it, so that it waits for none.
+        `method` and `header` are the broker's frames of basic.deliver and of its content header. `body` holds the body
+        frames as the client gets them. `at` is when the message came, monotonic: the broker counts its consumer timeout
+        from then on.
+        """
+        self.window, self.tag, self.key = window, tag, key
+        self.method, self.header, self.body, self.at = method, header, body, at
+        self.state = _READY
+        """A `HeldState`, as a plain integer for the hot loop."""
+        self.tries = 0
+        """How often the client has returned the message."""
+        self.again = False
+        """Whether the client has had the message before."""
+        self.after: Held | None = None
+        """The next message of the key; None if this is the last."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of memory that the message takes, roughly."""
+        return _OVERHEAD + len(self.method) + len(self.header) + len(self.body)
+
+
+class Window:
+    """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
+
+    __slots__ = ("held", "last", "number")
+
+    def __init__(self, number: int) -> None:
+        """Start with nothing. `number` is that of the link's hidden channel."""
+        self.number = number
+        self.held: dict[int, Held] = {}
+        """By the broker's delivery tag, the oldest first."""
+        self.last: dict[bytes, Held] = {}
+        """By key, the message that came last."""
+
+
+class Series:
+    """The deliveries of one member in series; it lives as long as the member."""
+
+    __slots__ = ("_number", "_ready", "_retries", "room", "rules", "size", "with_client")
+
+    def __init__(self, rules: Rules, room: int) -> None:
+        """`room` is how many messages the client may hold; 0 for any number."""
+        self.rules, self.room = rules, room
+        self.with_client = 0
+        """How many messages the client holds."""
+        self.size = 0
+        """The bytes of memory that all messages take, roughly."""
+        self._ready: deque[Held] = deque()
+        """The messages that are READY, the one that came to be so first at its front, and some that are GONE."""
+        self._retries: list[tuple[float, int, Held]] = []
+        """A heap of when each message in RETRY is due, monotonic, and some that are GONE."""
+        self._number = 0
+        """The number of the last element of `_retries`, by which elements of the same time are told apart."""
+
+    def arrive(self, held: Held) -> None:
+        """Take a message that the broker has delivered."""
+        window = held.window
+        window.held[held.tag] = held
+        self.size += held.size
+        before = window.last.get(held.key) if held.key else None
+        if held.key:
+            window.last[held.key] = held
+        if before is None:
+            self._ready.append(held)
+        else:
+            held.state = _WAITING
+            before.after = held
+
+    def pass_on(self) -> Held | None:
+        """Return the next message for the client, which works on it from now on; None if there is none, or no room."""
+        while self._ready and not (self.room and self.with_client >= self.room):
+            held = self._ready.popleft()
+            if held.state == _READY:
+                held.state = _CLIENT
+                self.with_client += 1
+                return held
+        return None
+
+    def settle(self, held: Held) -> None:
+        """Take it that the client has settled a message, so that the next one of its key is its turn."""
+        self.with_client -= 1
+        self._forget(held)
+        after, held.after = held.after, None
+        if after is not None:
+            if after.state == _WAITING:
+                after.state = _READY
+                self._ready.append(after)
+        elif held.key and held.window.last.get(held.key) is held:
+            del held.window.last[held.key]
+
+    def give_back(self, held: Held, now: float) -> None:
+        """Take it that the client has returned a message, and wants it again later. `now` is monotonic."""
+        self.with_client -= 1
+        delay = self.rules.delay * 2.0 ** min(held.tries, 30)
+        held.tries += 1
+        held.state, held.again = _RETRY, True
+        self._number += 1
+        heappush(self._retries, (now + min(delay, self.rules.longest), self._number, held))
+
+    def recover(self, held: Held) -> None:
+        """Take it that the client wants a message again at once; it does not count as a return."""
+        self.with_client -= 1
+        held.state, held.again = _READY, True
+        self._ready.append(held)
+
+    @property
+    def due(self) -> float | None:
+        """When the next message is to be tried again, in monotonic seconds; None if none is in RETRY."""
+        while self._retries and self._retries[0][2].state != _RETRY:
+            heappop(self._retries)
+        return self._retries[0][0] if self._retries else None
+
+    def release(self, now: float, most: int) -> None:
+        """Have the messages tried again that are due at `now`, monotonic, but no more than `most` of them."""
+        while most and (due := self.due) is not None and due <= now:
+            held = heappop(self._retries)[2]
+            held.state = _READY
+            self._ready.append(held)
+            most -= 1
+
+    def drop(self, window: Window) -> None:
+        """Forget what the client does not hold of a link that ends: the next member gets it."""
+        window.last.clear()
+        for held in list(window.held.values()):
+            held.after = None
+            if held.state != _CLIENT:
+                self._forget(held)
+
+    def _forget(self, held: Held) -> None:
+        held.state = _GONE
+        self.size -= held.size
+        window = held.window
+        if window.held.get(held.tag) is held:
+            del window.held[held.tag]

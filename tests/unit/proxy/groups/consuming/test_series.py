@@ -1,0 +1,233 @@
+"""Deliveries in series: the table of their states under random events, and what both peers of a session get."""
+
+import random
+from collections import defaultdict
+from struct import pack
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from proxy.groups.consuming import settle
+from proxy.groups.consuming.series import Held, HeldState, Rules, Series, Window
+from proxy.session import broker_loop, client_loop
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, seen
+from tests.unit.proxy.session.wire import (
+    HEARTBEAT,
+    ack,
+    chunkings,
+    entry,
+    headers,
+    made,
+    method,
+    split,
+)
+
+A, B = FIRST + 1, FIRST + 2
+SERIAL: dict[str, Any] = {"arguments": {"x-ring-in-series": True}}
+ACTIVE = (HeldState.READY, HeldState.CLIENT, HeldState.RETRY)
+
+
+class Played:
+    """A series under random events, and what must be true of it after each."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.room = self.chance.choice([0, 1, 3])
+        self.series = Series(Rules(200, 1.0, 8.0), self.room)
+        self.now, self.tag = 100.0, 0
+        self.windows = [Window(1), Window(2)]
+        self.alive = {1, 2}
+        self.all: list[Held] = []
+        self.passed: dict[bytes, list[int]] = defaultdict(list)
+
+    def arrives(self) -> None:
+        window = self.chance.choice(self.windows)
+        self.tag += 1
+        key = b"%d%d" % (window.number, self.chance.randrange(3)) if self.chance.random() < 0.9 else b""
+        held = Held(window, self.tag, key, b"method", b"header", b"body", self.now)
+        self.all.append(held)
+        self.series.arrive(held)
+
+    def held(self) -> list[Held]:
+        return [held for held in self.all if held.state == HeldState.CLIENT]
+
+    def goes_on(self) -> None:
+        while (held := self.series.pass_on()) is not None:
+            self.passed[held.key].append(held.tag)
+
+    def step(self) -> None:
+        event = self.chance.random()
+        if event < 0.4:
+            self.arrives()
+        elif event < 0.9 and (held := self.held()):
+            one = self.chance.choice(held)
+            if self.chance.random() < 0.7:
+                self.series.settle(one)
+            else:
+                self.series.give_back(one, self.now)
+        elif event < 0.93:
+            # A link ends, and another one begins in its place.
+            at = self.chance.randrange(2)
+            self.series.drop(self.windows[at])
+            self.windows[at] = Window(self.windows[at].number + 2)
+        else:
+            self.now += self.chance.random() * 4
+            self.series.release(self.now, 2)
+        self.goes_on()
+
+    def check(self) -> None:
+        by_key: dict[bytes, list[Held]] = defaultdict(list)
+        for held in self.all:
+            if held.key and held.state in ACTIVE and held.window in self.windows:
+                by_key[held.key].append(held)
+        assert all(len(active) == 1 for active in by_key.values())
+        assert self.series.with_client == len(self.held())
+        assert not self.room or self.series.with_client <= self.room
+        assert self.series.size == sum(held.size for held in self.all if held.state != HeldState.GONE)
+        for key, tags in self.passed.items():
+            assert not key or tags == sorted(tags), "a key was passed out of order"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_key_has_one_message_at_work_and_its_messages_are_passed_in_order(seed: int) -> None:
+    played = Played(seed)
+    for _ in range(400):
+        played.step()
+        played.check()
+    # In the end all that came and was not dropped is settled.
+    for _ in range(10_000):
+        if not any(held.state != HeldState.GONE for held in played.all):
+            break
+        for held in played.held():
+            played.series.settle(held)
+        played.now += 10
+        played.series.release(played.now, 100)
+        played.goes_on()
+        played.check()
+    assert played.series.size == 0
+    assert not any(window.held or window.last for window in played.windows)
+
+
+def test_the_delay_doubles_up_to_the_longest() -> None:
+    series = Series(Rules(200, 1.0, 5.0), 0)
+    held = Held(Window(1), 1, b"k", b"", b"", b"", 0.0)
+    series.arrive(held)
+    delays = []
+    for _ in range(5):
+        assert series.pass_on() is held
+        series.give_back(held, 100.0)
+        assert series.due is not None
+        delays.append(series.due - 100.0)
+        series.release(series.due - 0.001, 10)
+        assert series.pass_on() is None
+        series.release(series.due, 10)
+    assert delays == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+# The frames that both peers get
+
+
+def joined(shards: tuple[str, ...] = ("q1", "q2")) -> Grouping:
+    wire = Grouping()
+    wire.join(shards, **SERIAL)
+    return wire
+
+
+def said(wire: Grouping, data: bytes) -> tuple[bytes, bytes]:
+    """Feed bytes of the client; return what goes to the broker, and what to the client."""
+    client_loop.from_client(wire.c, data)
+    return wire.to_broker(), wire.to_client()
+
+
+def again(tag: int) -> bytes:
+    """The client's basic.nack with requeue."""
+    return method(1, 60, 120, pack(">QB", tag, 2))
+
+
+def test_a_message_waits_for_the_one_before_it_of_its_key_in_any_chunking() -> None:
+    came = deliver(A, 1, b"one") + deliver(A, 2, b"two" * 20, piece=7) + deliver(A, 3, b"", key=b"other") + HEARTBEAT
+    for chunking in chunkings(came):
+        wire = joined()
+        for chunk in chunking:
+            broker_loop.from_broker(wire.c, chunk)
+        assert wire.to_client() == seen(1, b"one") + seen(2, b"", key=b"other") + HEARTBEAT
+        assert wire.c.republishing.gathering == 0
+        assert said(wire, ack(1, 1)) == (ack(A, 1), seen(3, b"two" * 20, piece=7))
+
+
+def test_the_window_is_the_prefetch_of_a_link_and_the_argument_stays_here() -> None:
+    wire = Grouping()
+    wire.client(made(1, commands.Basic.Qos(prefetch_count=7)))
+    wire.begin(("q1",), **SERIAL)
+    sent = b"".join(frame.payload for frame in wire.frames())
+    assert pack(">HHIHB", 60, 10, 0, 200, 0) in sent
+    assert b"x-ring-in-series" not in sent
+
+
+def test_the_client_holds_no_more_than_its_own_prefetch_and_what_it_returned_does_not_count() -> None:
+    wire = Grouping()
+    wire.client(made(1, commands.Basic.Qos(prefetch_count=2)))
+    wire.join(("q1",), **SERIAL)
+    number = next(iter(wire.consuming.consumers)).links["q1"].channel
+    came = b"".join(deliver(number, n, key=b"%d" % n) for n in range(1, 6))
+    assert wire.broker(came) == seen(1, key=b"1") + seen(2, key=b"2")
+    assert said(wire, again(1)) == (b"", seen(3, key=b"3"))
+    assert said(wire, ack(1, 2)) == (ack(number, 2), seen(4, key=b"4"))
+
+
+ATTEMPT = entry(b"x-ring-attempt", b"l", pack(">q", 2))
+
+
+def test_a_returned_message_comes_again_with_the_number_of_the_try() -> None:
+    wire = joined(("q1",))
+    publisher_s = entry(b"x-ring-attempt", b"l", pack(">q", 99)) + entry(b"a", b"t", b"\1")
+    wire.broker(deliver(A, 1, head=headers(A, 5, publisher_s)))
+    assert said(wire, again(1)) == (b"", b""), "the broker would deliver it behind later ones"
+    (consumer,) = wire.consuming.retrying
+    assert consumer.series is not None
+    assert consumer.series.due == wire.c.now + 1.0
+    wire.c.now += 0.9
+    settle.try_again(wire.consuming)
+    assert wire.to_client() == b""
+    wire.c.now += 0.2
+    settle.try_again(wire.consuming)
+    head = headers(1, 5, ATTEMPT + entry(b"a", b"t", b"\1"))
+    assert wire.to_client() == seen(2, redelivered=True, head=head)
+    assert not wire.consuming.retrying
+    assert wire.client(ack(1, 2)) == ack(A, 1)
+
+
+def test_an_ack_of_all_up_to_a_number_is_one_ack_for_each() -> None:
+    wire = joined()
+    wire.broker(b"".join(deliver(A, n, key=b"%d" % n) for n in (1, 2, 3)) + deliver(A, 4, key=b"1") + deliver(B, 1))
+    assert said(wire, ack(1, 4, True)) == (ack(A, 1) + ack(A, 2) + ack(A, 3) + ack(B, 1), seen(5, key=b"1"))
+
+
+def test_a_member_that_leaves_settles_what_it_holds_and_nothing_else_is_passed() -> None:
+    wire = joined(("q1",))
+    wire.broker(b"".join(deliver(A, n, key=b"%d" % (n % 3)) for n in range(1, 8)))
+    said(wire, again(1))
+    said(wire, made(1, commands.Basic.Cancel("c")))
+    assert said(wire, again(2)) == (b"", b"")
+    to_broker, to_client = said(wire, ack(1, 3))
+    assert to_broker.startswith(ack(A, 3))
+    assert is_close(split(to_broker)[1])
+    assert to_client == b""
+    wire.c.now += 100
+    settle.try_again(wire.consuming)
+    assert wire.both(closed(A)) == (b"", b"")
+    assert not wire.consuming.retrying
+
+
+def test_a_link_that_ends_under_the_client_is_not_answered_any_more_and_frees_its_room() -> None:
+    wire = Grouping()
+    wire.client(made(1, commands.Basic.Qos(prefetch_count=1)))
+    member = wire.join(("q1", "q2"), **SERIAL)
+    first, second = (member.links[shard].channel for shard in ("q1", "q2"))
+    assert wire.broker(deliver(first, 1) + deliver(second, 1)) == seen(1)
+    wire.actions.give_up(member, "q1")
+    wire.to_broker()
+    wire.broker(closed(first))
+    assert said(wire, ack(1, 1)) == (b"", seen(2))
+    assert wire.client(ack(1, 2)) == ack(second, 1)
