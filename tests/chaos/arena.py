@@ -201,8 +201,8 @@ class Arena:
 
     def _start(self, name: str, command: Sequence[str], told: Mapping[str, object]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
-            # Behind all else: they take what the broker and the sidecars leave of the processors. And with this process,
-            # however it ends, they end: else they would slow the next run.
+            # Behind all else: they take what the broker and the sidecars leave of the processors. They end with this
+            # process, however it ends: else they would slow the next run.
             whole = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *command, json.dumps(told)]
             self.clients[name] = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
