@@ -42,6 +42,9 @@ LEADER_BACK = 15.0
 WRITTEN_WITHIN = 0.1
 """Seconds from when a member writes down an ack until its library has sent it; it may be stopped in between."""
 
+ARRIVES_WITHIN = 0.5
+"""Seconds from the end of a fault until a member has read what waited for that end."""
+
 WAKES_WITHIN = 3.0
 """Seconds in which a member that had stalled reads what was sent to it meanwhile."""
 
@@ -322,12 +325,25 @@ class _Judge:
     def _taken_back(self, shard: str, holder: Holder, at: float) -> bool:
         """Return whether a holder's messages of a shard may have been taken from it, as it does not ack them."""
         held = self._held[shard][holder]
-        if not held or at - next(iter(held.values())).delivery.at < OVERDUE * self._limits.ack_timeout:
+        if not held:
+            return False
+        oldest = next(iter(held.values())).delivery
+        if at - self._sent(oldest) < OVERDUE * self._limits.ack_timeout:
             return False
         for seen in held.values():
             seen.given_back = "not acked in time"
         held.clear()
         return True
+
+    def _sent(self, delivery: Delivery) -> float:
+        """Return when the sidecar sent a delivery at the earliest: the way to the member may have been stalled."""
+        since = [
+            trouble.begin
+            for trouble in self._history.troubles
+            if delivery.holder.member in trouble.members
+            and trouble.begin <= delivery.at <= trouble.end + ARRIVES_WITHIN
+        ]
+        return min([delivery.at, *since])
 
     def _settled(self, settlement: Settlement) -> None:
         shards = self._shards[settlement.holder]

@@ -333,6 +333,19 @@ def test_what_is_not_acked_in_time_may_go_to_another() -> None:
     assert any("while a (connection 1) held" in fault for fault in faults)
 
 
+def test_the_time_for_acks_begins_when_a_delivery_was_sent_and_not_when_a_stalled_leg_let_it_through() -> None:
+    history = unacked(good(), 99)
+    again = got(99, B, 4.2, redelivered=True)
+    history = moved(history, 101, later=4.5)
+    history.deliveries.append(again)
+    history.settlements.append(acked(again))
+    read = next(each.at for each in history.deliveries if each.number == 99)
+    limits = replace(LIMITS, ack_timeout=6.0)
+    for member, end, allowed in (("a", read - 0.1, True), ("b", read - 0.1, False), ("a", read - 0.9, False)):
+        history.troubles[:] = [Trouble(read - 1.0, end, frozenset(member), abrupt=False)]
+        assert (not judged(history, limits).faults) == allowed, (member, end)
+
+
 def test_what_a_member_reads_once_it_wakes_is_no_redelivery() -> None:
     history = moved(good(), 101)
     asleep = got(101, A, 5.0)  # sent to it before its shard went to the other one
