@@ -208,7 +208,7 @@ def test_a_message_that_came_back_since_a_reading_was_asked_for_waits_for_anothe
 
 
 def test_one_reading_serves_all_that_came_back_before_it() -> None:
-    """The reading serves those that waited only behind others, too: the queue has gone, come back and gone."""
+    """Messages that waited only behind others are among them: the queue has gone, come back and gone meanwhile."""
     w = connected()
     outs = [w.client(message(1, b"x", key)) for key in LOST[:5]]
     w.both(back(outs[0]))
