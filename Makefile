@@ -59,6 +59,9 @@ checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
 	$(MAKE) --no-print-directory --jobs=2 $(if $(BROKER),,check) $(COMPILED)
 	.venv/bin/python -m testbed --prepare
 
+coverage: $(INSTALLED) ## Of ring/ and proxy/, the lines and branches that the unit tests reach: fails below what it was
+	$(COMPUTING) --quiet -m "not long" --cov --cov-report=term tests/unit --ignore tests/unit/test_compiled.py --ignore tests/unit/test_build.py --ignore tests/unit/chaos --ignore tests/unit/bench
+
 bench: $(COMPILED) ## Measure how fast it is, into bench/results, and draw the plots; with FULL=1, at length; with BROKER=installed, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)
 
