@@ -304,7 +304,10 @@ async def _grouping(groups: "Groups | None") -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
-    """Close the publisher on exit; a broker that does not answer gets no longer than a client would."""
+    """Close the publisher on exit. A broker that does not answer holds the exit up for `_LAST_WORDS` seconds at most.
+
+    HTTP clients get the same time.
+    """
     try:
         yield
     finally:

@@ -23,7 +23,8 @@ def key_loads(spark: SparkSession, counts: DataFrame, rings: Rings) -> DataFrame
 def message_loads(spark: SparkSession, counts: DataFrame, rings: Rings) -> DataFrame:
     """Return the sums of `messages` and `bytes` by SCOPE and by the destination that owns the slot: `kind` and `name`.
 
-    `counts` has rows of slots or keys. The ring says who owns a slot, so passed messages count there too.
+    `counts` has rows of slots or keys. A message that was passed, whose queue the broker chose, counts at the queue
+    that the ring would have chosen.
     """
     by_slot = counts.groupBy(*SCOPE, "slot").agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
     return _by_owner(spark, by_slot, rings, "messages", "bytes")

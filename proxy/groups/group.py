@@ -331,6 +331,7 @@ class Group:
         return found | {own.id: own for own in self._own(now)}
 
     def _own(self, now: float) -> Iterator[MemberBeat]:
+        """Yield what the next beat tells of each member of this sidecar; decisions and reports go by it, too."""
         stances = self.decision.stances
         for member in self.local.values():
             links = {

@@ -1,6 +1,7 @@
 """The times of a group, in seconds, on one axis.
 
-All of a sidecar's waits stand here, so that one look shows which of them must be shorter than which:
+The waits of a sidecar's decisions stand here, so that one look shows which of them must be shorter than which. Those of
+the connection for beats stand in `membership.py`.
 
     0.02   0.3        1     1.5   2     2.5        4     5          30            600       660
      |      |         |      |    |      |         |     |           |             |         |

@@ -177,7 +177,10 @@ class FileStore:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that this process may write a journal in a folder; create nothing. Raises ConfigError if it may not."""
+    """Check that this process may write a journal in a folder; create nothing. Raises ConfigError if it may not.
+
+    The command `check` calls this. A sidecar that starts makes a `FileStore`, which tries it out.
+    """
     try:
         for part in (folder / "records", folder / "rings"):
             nearest = next(place for place in (part, *part.parents) if place.exists())

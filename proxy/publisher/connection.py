@@ -18,7 +18,7 @@ from proxy.wire.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROT
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 10.0
-"""Seconds between tries to connect, at most."""
+"""The upper limit, in seconds, of the random pause between two tries to connect."""
 
 BUFFER = 1 << 20
 """Bytes that wait to be sent from which on nothing more is published, since the broker reads too slowly."""

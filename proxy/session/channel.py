@@ -114,7 +114,7 @@ class Channel:
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
         """The upper bits of the channel's ring ids, by which they differ from those of all other channels."""
         self.republished = 0
-        """How many publishes of the channel came back and are on their way again."""
+        """How many publishes of the channel came back and have no final answer: they are parked, or published again."""
         self.body_left_to_client = 0
         """Bytes still to come of the body that the broker is sending the client; -1 before its content header.
 

@@ -371,7 +371,11 @@ def named_exchanges(c: Connection, text: bytes) -> list[bytes]:
 
 
 def note_missing(c: Connection, exchanges: list[bytes]) -> None:
-    """Have the rings read again that lead to an exchange which does not exist; of several it is not known which."""
+    """Have the rings read again that lead to a missing exchange.
+
+    The broker's reason may be cut within the exchange's name. Then `exchanges` has every name that begins so, and none
+    of them is told as missing.
+    """
     for exchange in exchanges:
         missing = exchange.decode(errors="replace")
         if len(exchanges) == 1:

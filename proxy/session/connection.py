@@ -113,7 +113,7 @@ class Connection:
         return self.ahead or (self.crowded is not None and self.running)
 
     def still_crowded(self) -> bool:
-        """Return whether a channel still has too many publishes without an answer: more than half of the most."""
+        """Return whether `crowded` has over half of MOST_UNSETTLED publishes without an answer; forget it if not."""
         channel = self.crowded
         if channel is not None and channel.confirms.unsettled <= MOST_UNSETTLED // 2:
             channel = self.crowded = None

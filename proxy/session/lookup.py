@@ -119,9 +119,9 @@ class Waiter:
             asked = time.monotonic()
 
     async def _taken(self, channel: Channel, backlog: Backlog) -> None:
-        """Take the frames of a backlog, and return once they have been taken or dropped.
+        """Let the client's frames in a backlog go on, after what they waited for or after a refusal.
 
-        They can be taken once the client is not in the midst of a frame.
+        Returns once they have been taken or dropped. They can be taken once the client is not in the midst of a frame.
         """
         self._connection.expire()
         client_loop.resume(self._connection)

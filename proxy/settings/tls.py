@@ -58,7 +58,7 @@ class ClientTls:
         self.watched = Watched(setting, [ca, certificate, key], lambda: _client_context(ca, own))
 
     def __call__(self) -> ssl.SSLContext:
-        """Return the context made of the files as they are now, the same object as long as they do not change.
+        """Return the context for the next connection, made of the files as they are now: the same as long as they are.
 
         If the files have a mistake, the context is the one made of the last good files.
         """

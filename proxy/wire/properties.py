@@ -178,6 +178,10 @@ NAMES = tuple(_ENCODERS)
 
 
 def _table(headers: Mapping[Any, object], depth: int) -> bytes:
+    """Return headers as a field table with its length: those of a message, or the client properties of a login.
+
+    `depth` counts the tables and lists around it. Raises PropertyError.
+    """
     if depth > MOST_DEPTH:
         raise PropertyError(f"tables and lists lie more than {MOST_DEPTH} deep")
     entries = []
@@ -186,6 +190,7 @@ def _table(headers: Mapping[Any, object], depth: int) -> bytes:
         if not 0 < len(encoded_name) <= HEADER_NAME:
             raise PropertyError(f"the name {shown(name)} has {len(encoded_name)} bytes, not 1 to {HEADER_NAME}")
         try:
+            # A stream's filter value of another type ends the connection for all its publishers.
             if name == _STREAM_FILTER:
                 utf8(value)
             entries.append(bytes((len(encoded_name),)) + encoded_name + _value(value, depth))

@@ -49,7 +49,7 @@ class ItemError(ValueError):
     def __init__(self, detail: str, id_: str | None, key: bytes | None, *, too_large: bool = False) -> None:
         """Take the item's id, None if it is missing or wrong, and its routing key: empty if missing, None if wrong.
 
-        `too_large` makes the answer a 413.
+        Later items of the key wait behind this one. `too_large` makes the answer to a single event a 413.
         """
         super().__init__(detail)
         self.id, self.key, self.too_large = id_, key, too_large

@@ -132,8 +132,8 @@ def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
     if confirms.answered and number > confirms.low and number not in confirms.returned:
         confirms.came_back(number, None)
     channel.republished += 1
-    channel.body_left_to_client = 0
-    c.republishing.gathering += parked.left > 0
+    channel.body_left_to_client = 0  # the client is not in the midst of a content
+    c.republishing.gathering += parked.left > 0  # the body does not go to the client now, so it must come whole
     c.republishing.parking.put(parked)
     return parked
 
@@ -197,11 +197,14 @@ def _give_back(c: Connection, parked: ParkedMessage) -> None:
             readdressed(message.channel.id, frame, 0, len(frame)) for frame in parked.bodies
         )
     if not parked.left:
+        # The message is whole: the return and the answer go out now.
         c.to_client.insert(frames + placement.settle(c, message, _settlement(message)))
     elif parked.on_own:
+        # The rest of the body comes on the session's own channel. The client gets the return once it is whole.
         own = c.republishing
         own.to_client, own.unroutable, own.parked = [frames] if frames else [], message, None
     else:
+        # The rest of the body comes on the client's channel, and passes as it comes.
         c.to_client.insert(frames)
         c.republishing.expect(message.channel, Return(b"", parked.left, unroutable=message))
         message.channel.body_left_to_client = parked.left if frames else 0

@@ -39,9 +39,9 @@ class Unsettled:
     __slots__ = ("_current", "_pages", "count")
 
     def __init__(self) -> None:
-        """Start with no publish that lacks an answer."""
+        """Start empty: every publish so far has its answer."""
         self._pages: dict[int, Page] = {}
-        """The pages by number without its last PAGE_BITS, ascending."""
+        """The pages, ascending. A publish is in the page whose number is its own, shifted right by PAGE_BITS."""
         self._current: Page | None = None
         """The page of the last publish, which stays even if it is empty; None before the first publish."""
         self.count: i64 = 0
