@@ -116,14 +116,15 @@ class GroupAttendant(Attendant):
             self._requeue = loop.call_later(max(due - time.monotonic(), 0.0), self._guarded, self._hand_back)
 
         if interceptor.retrying:
-            dues = [c.series.due for c in interceptor.retrying if c.series is not None]
-            due = min((each for each in dues if each is not None), default=time.monotonic())
+            now = time.monotonic()
+            dues = [c.series.wakes_at(now) for c in interceptor.retrying if c.series is not None]
+            due = min((each for each in dues if each is not None), default=now)
             if self._try is not None and self._try_at > due:
                 self._try.cancel()
                 self._try = None
             if self._try is None:
                 self._try_at = due
-                delay = max(due - time.monotonic(), 0.0)
+                delay = max(due - now, 0.0)
                 self._try = asyncio.get_running_loop().call_later(delay, self._guarded, self._try_again)
 
     def _handle(self, event: GroupEvent) -> None:

@@ -224,6 +224,8 @@ def pass_on(g: Consuming, consumer: Consumer) -> bytes:
         _out.truncate(0)
         _write(g, source, method, 0, len(method), header, 0, len(header), held.tries)
         frames.append(_out.getvalue() + held.body)
+    if series.is_ready:
+        g.retrying[consumer] = None  # the timer goes on with what is left
     if numbering.full:
         _refuse(g, numbering)
     return b"".join(frames)

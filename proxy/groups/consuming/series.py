@@ -38,7 +38,7 @@ ones of the key then come between. A link whose oldest message, be it with the c
 
 from collections import deque
 from enum import IntEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 MOST_BYTES: Final = 256 * 1024 * 1024
@@ -130,7 +130,7 @@ class Window:
 class Series:
     """The deliveries of one member in series; it lives as long as the member."""
 
-    __slots__ = ("_number", "_ready", "_retries", "room", "rules", "size", "with_client")
+    __slots__ = ("_gone", "_number", "_ready", "_retries", "room", "rules", "size", "with_client")
 
     def __init__(self, rules: Rules, room: int) -> None:
         """`room` is how many messages the client may hold; 0 for any number."""
@@ -143,6 +143,8 @@ class Series:
         """The messages that are READY, the one that came to be so first at its front, and some that are GONE."""
         self._retries: list[tuple[float, int, Held]] = []
         """A heap of when each message in RETRY is due, monotonic, and some that are GONE."""
+        self._gone = 0
+        """How many elements of both are GONE, at the most."""
         self._number = 0
         """The number of the last element of `_retries`, by which elements of the same time are told apart."""
 
@@ -162,13 +164,19 @@ class Series:
 
     def pass_on(self) -> Held | None:
         """Return the next message for the client, which works on it from now on; None if there is none, or no room."""
-        while self._ready and not (self.room and self.with_client >= self.room):
-            held = self._ready.popleft()
-            if held.state == _READY:
-                held.state = _CLIENT
-                self.with_client += 1
-                return held
-        return None
+        if not self.is_ready:
+            return None
+        held = self._ready.popleft()
+        held.state = _CLIENT
+        self.with_client += 1
+        return held
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a message for which the client has room."""
+        while self._ready and self._ready[0].state != _READY:
+            self._ready.popleft()
+        return bool(self._ready) and not (self.room and self.with_client >= self.room)
 
     def settle(self, held: Held) -> None:
         """Take it that the client has settled a message, so that the next one of its key is its turn."""
@@ -204,13 +212,19 @@ class Series:
             heappop(self._retries)
         return self._retries[0][0] if self._retries else None
 
-    def release(self, now: float, most: int) -> None:
-        """Have the messages tried again that are due at `now`, monotonic, but no more than `most` of them."""
-        while most and (due := self.due) is not None and due <= now:
+    def wakes_at(self, now: float) -> float | None:
+        """Return when there may be a message for the client without any event; None if that cannot be."""
+        return now if self.is_ready else self.due
+
+    def release(self, now: float, most: int) -> int:
+        """Have the messages tried again that are due at `now`, monotonic, but no more than `most`; return how many."""
+        count = 0
+        while count < most and (due := self.due) is not None and due <= now:
             held = heappop(self._retries)[2]
             held.state = _READY
             self._ready.append(held)
-            most -= 1
+            count += 1
+        return count
 
     def drop(self, window: Window) -> None:
         """Forget what the client does not hold of a link that ends: the next member gets it."""
@@ -218,7 +232,14 @@ class Series:
         for held in list(window.held.values()):
             held.after = None
             if held.state != _CLIENT:
+                self._gone += held.state != _WAITING
                 self._forget(held)
+        if self._gone > len(self._ready) + len(self._retries) >> 1:
+            # A client that holds all that it may takes nothing, however many links end under it.
+            self._gone = 0
+            self._ready = deque([held for held in self._ready if held.state == _READY])
+            self._retries = [each for each in self._retries if each[2].state == _RETRY]
+            heapify(self._retries)
 
     def _forget(self, held: Held) -> None:
         held.state = _GONE

@@ -152,14 +152,21 @@ def _go_on(g: Consuming, consumer: Consumer) -> None:
 
 
 def try_again(g: Consuming) -> None:
-    """Have the messages of members in series tried again that are due."""
+    """Have the messages of members in series tried again that are due, and others sent for which there was no turn.
+
+    Those beyond `MOST_AT_ONCE` stay for the next call, which is due at once.
+    """
+    room = MOST_AT_ONCE
     for consumer in list(g.retrying):
+        del g.retrying[consumer]
         series = consumer.series
-        if series is not None:
-            series.release(g.c.now, deliver.MOST_PASSED)
+        if series is None or consumer.leaving or consumer.channel.state != _OPEN:
+            continue
+        if room > 0:
+            room -= deliver.MOST_PASSED if series.is_ready else series.release(g.c.now, deliver.MOST_PASSED)
             _go_on(g, consumer)
-        if series is None or series.due is None:
-            del g.retrying[consumer]
+        if series.wakes_at(g.c.now) is not None:
+            g.retrying[consumer] = None
 
 
 def _await_return(g: Consuming, source: HiddenChannel) -> None:
@@ -260,18 +267,33 @@ def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
         return None  # the broker refuses a recover without requeue
     frames = data[i:end]
     for source in numbering.recover():
-        if source.ended or not isinstance(source, HiddenChannel) or source.link is None:
+        if isinstance(source, HiddenChannel) and source.window is not None:
+            frames += _recover_in_series(g, source)
             continue
-        if source.window is not None:
-            for held in list(source.window.held.values()):
-                if held.state == HeldState.CLIENT and source.consumer.series is not None:
-                    source.consumer.series.recover(held)
-            _go_on(g, source.consumer)
-            frames += links.settled(g, source, source.link)
+        if source.ended or not isinstance(source, HiddenChannel) or source.link is None:
             continue
         end_of_link = links.settled(g, source, source.link)
         frames += end_of_link or method_frame(source.number, BASIC_RECOVER, b"\1")
     return frames
+
+
+def _recover_in_series(g: Consuming, hidden: HiddenChannel) -> bytes:
+    """Have all that the client held of a link in series come again; return what the broker gets, if anything.
+
+    If the link is about to end, or has ended, the broker delivers them again, to the next member.
+    """
+    series, window, link = hidden.consumer.series, hidden.window, hidden.link
+    if series is None or window is None or link is None:
+        return b""
+    goes_on = link.state == _TAKES and not hidden.ended
+    for held in list(window.held.values()):
+        if held.state == HeldState.CLIENT:
+            if goes_on:
+                series.recover(held)
+            else:
+                series.settle(held)
+    _go_on(g, hidden.consumer)
+    return b"" if hidden.ended else links.settled(g, hidden, link)
 
 
 def oldest_by_shard(g: Consuming, member: Member) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
+from proxy.groups.consuming import deliver as deliver_module
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.series import Held, HeldState, Rules, Series, Window
 from proxy.session import broker_loop, client_loop
@@ -109,6 +110,20 @@ def test_a_key_has_one_message_at_work_and_its_messages_are_passed_in_order(seed
     assert not any(window.held or window.last for window in played.windows)
 
 
+def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind() -> None:
+    series = Series(Rules(), 1)
+    for number in range(1000):
+        window = Window(number)
+        for tag in range(5):
+            series.arrive(Held(window, tag, b"%d" % tag, b"m", b"h", b"b", 0.0))
+        if not number:
+            assert series.pass_on() is not None
+        assert series.pass_on() is None
+        series.drop(window)
+        assert len(series._ready) <= 11
+    assert series.with_client == 1
+
+
 def test_the_delay_doubles_up_to_the_longest() -> None:
     series = Series(Rules(200, 1.0, 5.0), 0)
     held = Held(Window(1), 1, b"k", b"", b"", b"", 0.0)
@@ -176,6 +191,7 @@ def test_the_client_holds_no_more_than_its_own_prefetch_and_what_it_returned_doe
     assert said(wire, ack(1, 2)) == (ack(number, 2), seen(4, key=b"4"))
 
 
+FIRST_TRY = entry(b"x-ring-attempt", b"l", pack(">q", 1))
 ATTEMPT = entry(b"x-ring-attempt", b"l", pack(">q", 2))
 
 
@@ -202,6 +218,37 @@ def test_an_ack_of_all_up_to_a_number_is_one_ack_for_each() -> None:
     wire = joined()
     wire.broker(b"".join(deliver(A, n, key=b"%d" % n) for n in (1, 2, 3)) + deliver(A, 4, key=b"1") + deliver(B, 1))
     assert said(wire, ack(1, 4, True)) == (ack(A, 1) + ack(A, 2) + ack(A, 3) + ack(B, 1), seen(5, key=b"1"))
+
+
+def test_recover_frees_the_room_of_what_goes_with_its_link() -> None:
+    wire = Grouping()
+    wire.client(made(1, commands.Basic.Qos(prefetch_count=2)))
+    member = wire.join(("q1", "q2"), **SERIAL)
+    first, second = (member.links[shard].channel for shard in ("q1", "q2"))
+    wire.broker(deliver(first, 1) + deliver(second, 1) + deliver(second, 2))
+    wire.actions.give_up(member, "q1")
+    wire.to_broker()
+    wire.broker(closed(first))
+    recover = made(1, commands.Basic.Recover(True))
+    (consumer,) = wire.consuming.consumers.values()
+    assert said(wire, recover) == (recover, seen(3, redelivered=True, head=headers(1, 5, FIRST_TRY)))
+    assert consumer.series is not None
+    assert consumer.series.with_client == 1
+    assert said(wire, ack(1, 3)) == (ack(second, 1), seen(4))
+
+
+def test_what_there_was_no_turn_for_follows_by_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliver_module, "MOST_PASSED", 2)
+    wire = joined(("q1",))
+    for n in range(1, 6):
+        wire.broker(deliver(A, n, key=b"%d" % n))
+    wire.to_client()
+    recover = made(1, commands.Basic.Recover(True))
+    told = [said(wire, recover)[1]]
+    while wire.consuming.retrying:
+        settle.try_again(wire.consuming)
+        told.append(wire.to_client())
+    assert [len([each for each in split(part) if each.kind == 1]) for part in told] == [2, 2, 1]
 
 
 def test_a_member_that_leaves_settles_what_it_holds_and_nothing_else_is_passed() -> None:
