@@ -262,12 +262,13 @@ class Scheduler:
         tracked.tried, fault = started, tracked.state.fault
         if fault is None:
             tracked.failures = 0
-            tracked.due = min(started + random.uniform(0, self._interval), look_again_at)
+            tracked.due = min(started + random.uniform(0, self._interval), look_again_at, tracked.wanted_by)
         else:
             tracked.failures += 1
             longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
-            tracked.due = time.monotonic() + max(fault.retry_after, random.uniform(0, longest))
-        tracked.due = min(tracked.due, tracked.wanted_by)
+            now, least = time.monotonic(), max(fault.retry_after, RETRY_WANTED)
+            tracked.due = now + max(fault.retry_after, random.uniform(0, longest))
+            tracked.due = min(tracked.due, max(tracked.wanted_by, now + least))
         self._track(name, tracked)
 
     def _track(self, name: Name, tracked: _Tracked) -> None:

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.journal", "proxy.routing"),
     },
     "proxy.groups.consuming": {
-        *("proxy.wire", "proxy.settings", "proxy.topology", "proxy.groups", "proxy.session"),
+        *("ring", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.groups", "proxy.session"),
     },
     "proxy.http.formats": {"ring", "proxy.outcome", "proxy.wire", "proxy.topology"},
     "proxy.http.admission": {

@@ -130,8 +130,7 @@ def _ask(
     consumer = Consumer(member, channel, numbering, table.without(fields, 0, len(fields), (_IN_SERIES,))[0])
     if member.in_series:
         member.prefetch = g.rules.window
-        # The client's prefetch is what it holds of all shards. It has no limit where it asked for none.
-        consumer.series = Series(g.rules, 0 if numbering.prefetch in (0, UNLIMITED) else numbering.prefetch)
+        consumer.series = Series(g.rules, numbering.asked)
     consumer.owes_ok = not bits & CONSUME_NOWAIT
     g.c.waiting.held = Wait.INTERCEPTED
     g.consumers[member] = consumer
@@ -248,7 +247,8 @@ def qos(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: i
     """Take basic.qos, which passes to the broker. Members that join later get its prefetch for each shard."""
     arguments = Arguments(data, i, end, at=4)  # the prefetch in bytes, which RabbitMQ does not have
     if channel.state == ChannelState.OPEN and arguments.left >= 3:
-        begin_numbering(g, channel).prefetch = arguments.short() or UNLIMITED
+        numbering, asked = begin_numbering(g, channel), arguments.short()
+        numbering.asked, numbering.prefetch = asked, asked or UNLIMITED
 
 
 def get(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:

@@ -12,11 +12,11 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mmh3 import hash_bytes
 
-from proxy.groups.consuming import answers
+from proxy.groups.consuming import answers, links
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.series import MOST_BYTES, Held
 from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
-from proxy.groups.model import LinkState
+from proxy.groups.model import LinkEvent, LinkState
 from proxy.session import closing
 from proxy.session.state import ChannelState
 from proxy.wire import content
@@ -49,6 +49,9 @@ _out: Final = BytesWriter()
 
 MOST_PASSED: Final = 1024
 """The most messages that a member in series gets in one go, since other sessions wait meanwhile."""
+
+_ANY_KEY: Final = bytes(16)
+"""The key of each message as long as it is not known what the exchange hashes."""
 
 _ATTEMPT_NAME: Final = frozenset({b"x-ring-attempt"})
 _ATTEMPT: Final = bytes((14,)) + b"x-ring-attempt" + b"l"
@@ -174,34 +177,44 @@ def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
     link = hidden.link
     if series is None or window is None or link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
         return b""  # the link has come to its end meanwhile: the broker delivers the message again
-    at = 12 + method[11]
-    series.arrive(Held(window, u64(method, at), _key_of(g, consumer, method, header), method, header, body, g.c.now))
+    key = _key_of(g, consumer, method, header)
+    series.arrive(Held(window, u64(method, 12 + method[11]), key, method, header, body, g.c.now))
     if series.size > MOST_BYTES:
-        text = f"messages of group '{consumer.member.exchange}' in series take more than {MOST_BYTES} bytes"
-        closing.refuse_channel(g.c, consumer.channel, RESOURCE_ERROR, text, BASIC_CONSUME)
-        return b""
+        # The broker keeps the shard's messages until the link is opened again, after a pause.
+        why = f"the messages that wait in series take more than {MOST_BYTES} bytes: choose a smaller groups_window"
+        links.refused(g, link, RESOURCE_ERROR, why)
+        g.due.append(links.enter(g, hidden, link, LinkEvent.GIVE_UP))
     return pass_on(g, consumer)
 
 
 def _key_of(g: Consuming, consumer: Consumer, method: bytes, header: bytes) -> bytes:
-    """Return a hash of the value by which the ring placed a message; empty if the message lacks it.
+    """Return a hash of the value that the exchange hashed of a message; empty if the message lacks it.
 
-    Where the ring is not known, or the message came by no ring, that is the routing key.
+    The sidecar does not know what an exchange hashes as long as it has no ring for it, as in the mode pass. Then all
+    messages of a shard count as one key's. Once known, it holds for as long as the member lives. Raises Fault if the
+    names in the basic.deliver run past it.
     """
-    entry = g.c.table.entry_of(consumer.member.exchange) if g.c.table is not None else None
-    end = len(header) - 1
-    if entry is not None and entry.known is not None and entry.known.hashed.source != "routing_key":
-        hashed = entry.known.hashed
+    names = 21 + method[11]
+    at = names + 1 + method[names] if names < len(method) else len(method)
+    if at >= len(method) - 1 or at + 1 + method[at] >= len(method):
+        raise Fault(SYNTAX_ERROR, "the names of basic.deliver run past its frame", BASIC_DELIVER)
+    if consumer.hashed is None:
+        entry = g.c.table.entry_of(consumer.member.exchange) if g.c.table is not None else None
+        if entry is None or entry.known is None:
+            return _ANY_KEY
+        consumer.hashed = entry.known.hashed
+    hashed, end = consumer.hashed, len(header) - 1
+    if hashed.source != "routing_key":
         try:
             value = content.hashed_value(hashed, hashed.name.encode(), header, 7, end)
         except Fault:
             value = None
         return hash_bytes(value) if value is not None else b""
-    _, key = content.origin_in(header, 7, end)
-    if not key:
-        at = 21 + method[11]
-        at += 1 + method[at]
-        key = method[at + 1 : at + 1 + method[at]]
+    key = method[at + 1 : at + 1 + method[at]]
+    if not method[names]:
+        # It was published to the queue, with its own exchange and key among its headers.
+        exchange, stamped = content.origin_in(header, 7, end)
+        key = stamped if exchange else key
     return hash_bytes(key)
 
 
@@ -215,7 +228,7 @@ def pass_on(g: Consuming, consumer: Consumer) -> bytes:
         return b""
     frames: list[bytes] = []
     _look(g, consumer)
-    while len(frames) < MOST_PASSED and (held := series.pass_on()) is not None:
+    while len(frames) < MOST_PASSED and not numbering.full and (held := series.pass_on()) is not None:
         source = g.sources.get(held.window.number)
         assert isinstance(source, HiddenChannel)
         assert source.link is not None
@@ -224,10 +237,8 @@ def pass_on(g: Consuming, consumer: Consumer) -> bytes:
         _out.truncate(0)
         _write(g, source, method, 0, len(method), header, 0, len(header), held.tries)
         frames.append(_out.getvalue() + held.body)
-    if series.is_ready:
+    if series.is_ready and not numbering.full:
         g.retrying[consumer] = None  # the timer goes on with what is left
-    if numbering.full:
-        _refuse(g, numbering)
     return b"".join(frames)
 
 

@@ -19,6 +19,7 @@ from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.interceptor import Interceptor
 from proxy.wire.frames import BASIC_DELIVER, U32, shorted
+from ring.hashed import HashedValue
 
 
 class Requeued(NamedTuple):
@@ -56,8 +57,21 @@ class Consumer:
     """One member of the session's client, from its basic.consume until all its hidden channels are closed."""
 
     __slots__ = (
-        "arguments", "channel", "consumes", "hidden", "joined", "leaving", "member", "numbering", "owes_cancel_ok",
-        "owes_ok", "question", "series", "shown", "shown_of",
+        "arguments",
+        "channel",
+        "consumes",
+        "hashed",
+        "hidden",
+        "joined",
+        "leaving",
+        "member",
+        "numbering",
+        "owes_cancel_ok",
+        "owes_ok",
+        "question",
+        "series",
+        "shown",
+        "shown_of",
     )  # fmt: skip
 
     def __init__(self, member: Member, channel: Channel, numbering: Numbering, arguments: bytes) -> None:
@@ -71,6 +85,8 @@ class Consumer:
         """Whether the client has yet to get its basic.cancel-ok, once the broker has sent all that it will."""
         self.question: Question | None = None
         """The question about the group's name, for a method such as queue.declare; None for a basic.consume."""
+        self.hashed: HashedValue | None = None
+        """The part of a message that the exchange hashes; None before the first message of a member in series."""
         self.series: Series | None = None
         """The deliveries of a member that works on one message of a key at a time; None for any other."""
         self.consumes = False

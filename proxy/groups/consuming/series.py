@@ -41,8 +41,8 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-MOST_BYTES: Final = 256 * 1024 * 1024
-"""The most bytes of messages that wait, or may be tried again, for one consumer."""
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of messages of one member that are here; of the link that delivers more the broker keeps them."""
 
 _OVERHEAD: Final = 400
 """Bytes of memory that one message takes beside its frames."""
@@ -195,15 +195,20 @@ class Series:
         self.with_client -= 1
         delay = self.rules.delay * 2.0 ** min(held.tries, 30)
         held.tries += 1
+        self._wait(held, now + min(delay, self.rules.longest))
+
+    def recover(self, held: Held, now: float) -> None:
+        """Take it that the client wants a message again, which does not count as a return; it is due at once.
+
+        The message is not READY at once, or a client that says so again and again would have it sent each time.
+        """
+        self.with_client -= 1
+        self._wait(held, now)
+
+    def _wait(self, held: Held, due: float) -> None:
         held.state, held.again = _RETRY, True
         self._number += 1
-        heappush(self._retries, (now + min(delay, self.rules.longest), self._number, held))
-
-    def recover(self, held: Held) -> None:
-        """Take it that the client wants a message again at once; it does not count as a return."""
-        self.with_client -= 1
-        held.state, held.again = _READY, True
-        self._ready.append(held)
+        heappush(self._retries, (due, self._number, held))
 
     @property
     def due(self) -> float | None:
@@ -242,8 +247,9 @@ class Series:
             heapify(self._retries)
 
     def _forget(self, held: Held) -> None:
-        held.state = _GONE
         self.size -= held.size
+        held.state = _GONE
+        held.method = held.header = held.body = b""
         window = held.window
         if window.held.get(held.tag) is held:
             del window.held[held.tag]

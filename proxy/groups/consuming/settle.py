@@ -147,7 +147,13 @@ def _in_series(g: Consuming, hidden: HiddenChannel, tag: int, method: int, bits:
 
 def _go_on(g: Consuming, consumer: Consumer) -> None:
     """Send the client of a member in series what it has room for now."""
-    if frames := deliver.pass_on(g, consumer):
+    frames, busy = deliver.pass_on(g, consumer), consumer.numbering.busy
+    if not frames:
+        return
+    if busy is not None and busy.is_hidden and busy.left < 0:
+        # The client has got nothing of that content, which gets its delivery tag with its header: these are lower ones.
+        g.c.to_client.insert(frames)
+    else:
         links.tell(g, consumer.numbering, frames)
 
 
@@ -289,10 +295,10 @@ def _recover_in_series(g: Consuming, hidden: HiddenChannel) -> bytes:
     for held in list(window.held.values()):
         if held.state == HeldState.CLIENT:
             if goes_on:
-                series.recover(held)
+                series.recover(held, g.c.now)
             else:
                 series.settle(held)
-    _go_on(g, hidden.consumer)
+    g.retrying[hidden.consumer] = None
     return b"" if hidden.ended else links.settled(g, hidden, link)
 
 

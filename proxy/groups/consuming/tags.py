@@ -128,8 +128,27 @@ class Numbering(Merge):
     """
 
     __slots__ = (
-        "_above", "_final", "_first", "_lost", "_low", "_session", "_top", "base", "cancelled", "crowded", "gets",
-        "joining", "last", "own", "prefetch", "question", "requests", "started", "tags", "unacked",
+        "_above",
+        "_final",
+        "_first",
+        "_lost",
+        "_low",
+        "_session",
+        "_top",
+        "asked",
+        "base",
+        "cancelled",
+        "crowded",
+        "gets",
+        "joining",
+        "last",
+        "own",
+        "prefetch",
+        "question",
+        "requests",
+        "started",
+        "tags",
+        "unacked",
     )  # fmt: skip
 
     def __init__(self, number: int, tags: Tags | None = None) -> None:
@@ -156,6 +175,8 @@ class Numbering(Merge):
         # settled. Once there are too many in _above, they are lost.
         self.prefetch = 0
         """The prefetch for links of members that join from now on; 0 if the client has not set one."""
+        self.asked = 0
+        """The prefetch as the client has set it; 0 for no limit, or if it has not set one."""
         self.crowded = False
         """Whether the session had so many ordinary consumers that those of this channel are not remembered."""
         self.tags: dict[bytes, bool] = {}

@@ -112,9 +112,11 @@ class ParkedMessage:
         A message that waits behind another may come to want the same reading only at its turn, and must not make it
         once more then: each of them would take as long as the least time between two readings.
         """
-        if self.unread == what:
+        was_wanted = self.unread == what
+        if was_wanted:
             self.unread = None
-        if self.message.returned_at <= asked:
+        # An exchange that was unread then may have to be read again since, for what was declared meanwhile.
+        if self.message.returned_at <= asked and (was_wanted or isinstance(what, Stale)):
             self.tried.add(what.name if isinstance(what, Unread) else what)
 
 

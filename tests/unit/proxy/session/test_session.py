@@ -974,6 +974,10 @@ class Leavers:
     """In the place of the groups: the members that have left."""
 
     consumer_timeout = 0.0
+    series_rules = 200, 1.0, 60.0
+
+    def in_series(self, vhost: str, exchange: str) -> bool:
+        return False
 
     def __init__(self) -> None:
         self.left: list[str] = []

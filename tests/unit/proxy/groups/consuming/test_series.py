@@ -12,6 +12,7 @@ from proxy.groups.consuming import deliver as deliver_module
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.series import Held, HeldState, Rules, Series, Window
 from proxy.session import broker_loop, client_loop
+from proxy.wire.frames import U64
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, seen
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
@@ -231,7 +232,10 @@ def test_recover_frees_the_room_of_what_goes_with_its_link() -> None:
     wire.broker(closed(first))
     recover = made(1, commands.Basic.Recover(True))
     (consumer,) = wire.consuming.consumers.values()
-    assert said(wire, recover) == (recover, seen(3, redelivered=True, head=headers(1, 5, FIRST_TRY)))
+    assert said(wire, recover) == (recover, b"")
+    assert said(wire, recover) == (recover, b""), "once more changes nothing"
+    settle.try_again(wire.consuming)
+    assert wire.to_client() == seen(3, redelivered=True, head=headers(1, 5, FIRST_TRY))
     assert consumer.series is not None
     assert consumer.series.with_client == 1
     assert said(wire, ack(1, 3)) == (ack(second, 1), seen(4))
@@ -244,11 +248,29 @@ def test_what_there_was_no_turn_for_follows_by_the_timer(monkeypatch: pytest.Mon
         wire.broker(deliver(A, n, key=b"%d" % n))
     wire.to_client()
     recover = made(1, commands.Basic.Recover(True))
-    told = [said(wire, recover)[1]]
+    assert said(wire, recover)[1] == b""
+    told = []
     while wire.consuming.retrying:
         settle.try_again(wire.consuming)
         told.append(wire.to_client())
     assert [len([each for each in split(part) if each.kind == 1]) for part in told] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("cut", range(len(deliver(A, 1, b"abcdef", piece=3)) + 1))
+def test_delivery_tags_rise_beside_a_member_that_is_not_in_series(cut: int) -> None:
+    """Wherever the socket's read has split a content of the other member: an ack of all up to a tag must be one."""
+    wire = Grouping()
+    wire.join(("q1",), **SERIAL)
+    other = wire.join(("q2",), tag="d")
+    number = other.links["q2"].channel
+    wire.broker(deliver(A, 1) + deliver(A, 2))
+    came = deliver(number, 1, b"abcdef", piece=3, consumer="d")
+    broker_loop.from_broker(wire.c, came[:cut])
+    client_loop.from_client(wire.c, ack(1, 1))
+    broker_loop.from_broker(wire.c, came[cut:])
+    deliveries = [each for each in split(wire.to_client()) if each.kind == 1 and each.id == (60, 60)]
+    tags = [U64.unpack_from(each.payload, 6)[0] for each in deliveries]
+    assert tags == [2, 3]
 
 
 def test_a_member_that_leaves_settles_what_it_holds_and_nothing_else_is_passed() -> None:
