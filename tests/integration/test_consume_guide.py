@@ -11,7 +11,10 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.spec import Basic
 
 from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.versions
 GUIDE = Document("docs/how-to/consume-with-a-group.md")
 FILES = Document("docs/how-to/consume-with-a-group.md", "toml")
 PROGRAM = Document("docs/how-to/consume-with-a-group.md", 'python title="billing.py"')
+SERIES = Document("docs/how-to/consume-with-a-group.md", "python")
 SHOWN = Document("docs/how-to/consume-with-a-group.md", "text")
 
 VARIES = r"127\.0\.0\.1:\d+|(?<= by )\S+(?=, since)|\S+Z(?=,)|[\d.]+ s(?=,)"
@@ -56,6 +60,7 @@ def test_every_block_is_tried_here() -> None:
     assert tried(GUIDE, "GUIDE", __file__)
     assert tried(FILES, "FILES", __file__)
     assert tried(PROGRAM, "PROGRAM", __file__)
+    assert tried(SERIES, "SERIES", __file__)
     assert tried(SHOWN, "SHOWN", __file__)
 
 
@@ -209,3 +214,38 @@ def login_of(broker: Broker) -> tuple[str, str]:
     """Return the name and the password of the broker's administrator."""
     url = urlsplit(broker.amqp_url)
     return url.username or "guest", url.password or "guest"
+
+
+def test_in_series_a_requeued_message_comes_again_before_the_next_of_its_key(
+    broker: Broker, sidecar: Sidecar, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    (setting,) = FILES["Work on one message of a key at a time"]
+    (lines,) = SERIES["Work on one message of a key at a time"]
+    settings = tmp_path / "series.toml"
+    settings.write_text(setting)
+    serial = start_sidecar(
+        config=str(settings),
+        broker_url=with_login(broker.amqp_url, "orders", "PASSWORD", "/shop"),
+        management_url=with_login(broker.management_url, USER, PASSWORD),
+    )
+    port, came = serial.amqp_port, list[tuple[str, bool, object]]()
+
+    def work(channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
+        came.append((body.decode(), bool(method.redelivered), (properties.headers or {}).get("x-ring-attempt")))
+        if len(came) == 1:
+            channel.basic_nack(method.delivery_tag or 0)
+        else:
+            channel.basic_ack(method.delivery_tag or 0)
+
+    user = urlsplit(broker.amqp_url)
+    url = f"amqp://{user.username}:{user.password}@127.0.0.1:{port}/shop"
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in range(3):
+            channel.basic_publish("orders", "customer-1", str(number).encode())
+        exec(lines, {"channel": channel, "work": work})
+        end = time.monotonic() + 20
+        while len(came) < 4 and time.monotonic() < end:
+            connection.process_data_events(0.1)
+    assert came == [("0", False, None), ("0", True, 2), ("1", False, None), ("2", False, None)]
