@@ -198,7 +198,7 @@ def _listener(
     if groups is not None:
         from proxy.groups.consuming.attendant import Attendants
 
-        attend = Attendants(groups)
+        attend = Attendants(groups, settings)
     shared = Shared(
         tables,
         readings,

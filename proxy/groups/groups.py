@@ -55,9 +55,7 @@ class Groups:
 
         `process` is the id of this process, which no other sidecar has.
         """
-        self._patterns, self._serial = Patterns(settings.groups), Patterns(settings.groups_in_series)
-        self.series_rules = settings.groups_window, settings.groups_retry_delay, settings.groups_retry_delay_max
-        """The window of a link in series, and the first and the longest delay of a retry in seconds."""
+        self._patterns = Patterns(settings.groups)
         self._requires_exact = settings.groups_require == "exact"
         self._lookup_timeout = settings.lookup_timeout
         host = socket.gethostname()
@@ -80,10 +78,6 @@ class Groups:
     def match(self, vhost: str, exchange: str) -> bool:
         """Return whether the setting `groups` names an exchange, so that clients may consume from its name."""
         return self._patterns.match(vhost, exchange)
-
-    def in_series(self, vhost: str, exchange: str) -> bool:
-        """Return whether the setting `groups_in_series` names an exchange that has a group."""
-        return self._serial.match(vhost, exchange)
 
     async def shards(self, name: Name) -> list[str] | None:
         """Return the shards of the ring of an exchange; None if it is no hash exchange.

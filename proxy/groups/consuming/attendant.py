@@ -23,6 +23,8 @@ from proxy.groups.consuming.series import Rules
 from proxy.groups.groups import Groups
 from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection
+from proxy.settings.config import Settings
+from proxy.settings.patterns import Patterns
 from proxy.topology.lookups import Absent, NotReadable
 
 log = logging.getLogger(__name__)
@@ -46,10 +48,10 @@ LONGEST: Final = 1.0
 class Attendants:
     """The attendants of all sessions of a listener: each session gets its own by a call."""
 
-    def __init__(self, groups: Groups) -> None:
-        """Take the groups of this sidecar."""
-        self.groups = groups
-        self.rules = Rules(*groups.series_rules)
+    def __init__(self, groups: Groups, settings: Settings) -> None:
+        """Take the groups of this sidecar, and the settings that say which of them are in series, and how."""
+        self.groups, self.serial = groups, Patterns(settings.groups_in_series)
+        self.rules = Rules(settings.groups_window, settings.groups_retry_delay, settings.groups_retry_delay_max)
         self._named: set[tuple[str, str, type]] = set()
         """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
 
@@ -89,9 +91,8 @@ class GroupAttendant(Attendant):
         self._attendants, self._groups = attendants, attendants.groups
         self._peer, self._guarded, self._acted = peer, guarded, acted
         timeout = round(self._groups.consumer_timeout * 1000)
-        groups = self._groups
         self.interceptor: GroupInterceptor = GroupInterceptor(
-            connection, groups.match, timeout, groups.in_series, attendants.rules
+            connection, self._groups.match, timeout, attendants.serial.match, attendants.rules
         )
         self._actions = GroupActions(self.interceptor, acted)
         self._try: asyncio.TimerHandle | None = None
@@ -117,7 +118,11 @@ class GroupAttendant(Attendant):
 
         if interceptor.retrying:
             now = time.monotonic()
-            dues = [c.series.wakes_at(now) for c in interceptor.retrying if c.series is not None]
+            dues = [
+                each.series.wakes_at(now, takes=not each.numbering.full)
+                for each in interceptor.retrying
+                if each.series is not None
+            ]
             due = min((each for each in dues if each is not None), default=now)
             if self._try is not None and self._try_at > due:
                 self._try.cancel()

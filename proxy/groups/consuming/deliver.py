@@ -171,15 +171,14 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
 
 def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
     """Take a whole message for a member in series; return the frames of what the client may have now."""
-    consumer, window, series = hidden.consumer, hidden.window, hidden.consumer.series
+    consumer, window, link = hidden.consumer, hidden.window, hidden.link
     method, header, body = hidden.frame, hidden.header, b"".join(hidden.bodies)
     hidden.frame, hidden.header, hidden.bodies = b"", b"", []
-    link = hidden.link
-    if series is None or window is None or link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
+    if window is None or link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
         return b""  # the link has come to its end meanwhile: the broker delivers the message again
     key = _key_of(g, consumer, method, header)
-    series.arrive(Held(window, u64(method, 12 + method[11]), key, method, header, body, g.c.now))
-    if series.size > MOST_BYTES:
+    window.series.arrive(Held(window, u64(method, 12 + method[11]), key, method, header, body, g.c.now))
+    if window.series.size > MOST_BYTES and len(window.held) > 1:
         # The broker keeps the shard's messages until the link is opened again, after a pause.
         why = f"the messages that wait in series take more than {MOST_BYTES} bytes: choose a smaller groups_window"
         links.refused(g, link, RESOURCE_ERROR, why)
@@ -212,7 +211,7 @@ def _key_of(g: Consuming, consumer: Consumer, method: bytes, header: bytes) -> b
         return hash_bytes(value) if value is not None else b""
     key = method[at + 1 : at + 1 + method[at]]
     if not method[names]:
-        # It was published to the queue, with its own exchange and key among its headers.
+        # A publish to the queue itself has its own exchange and key among the message's headers.
         exchange, stamped = content.origin_in(header, 7, end)
         key = stamped if exchange else key
     return hash_bytes(key)
@@ -269,7 +268,7 @@ def _method(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) 
         return b""
     no_ack = consumer.member.no_ack
     if hidden.window is not None:
-        # It is gathered whole, and the client holds nothing yet.
+        # A message in series is gathered whole: the client holds nothing of it yet.
         hidden.frame = data[i:end] if link.state == _TAKES and consumer.channel.state == _OPEN else b""
         return b""
     takes = link.state == _TAKES or (link.state == _LEAVING and no_ack)

@@ -32,7 +32,7 @@ class Requeued(NamedTuple):
 class HiddenChannel(TaggedSource):
     """One hidden channel, from its channel.open to its close-ok. It serves one link, or one question about a name."""
 
-    __slots__ = ("bodies", "closing", "consumer", "frame", "head", "header", "window")
+    __slots__ = ("bodies", "closing", "consumer", "frame", "head", "header")
 
     def __init__(self, number: int, consumer: "Consumer", link: Link | None) -> None:
         """`link` is None for a channel that only asks whether a queue has the name of the consumer's group."""
@@ -44,9 +44,8 @@ class HiddenChannel(TaggedSource):
         """The basic.deliver whose content header is due; empty otherwise."""
         self.head = U32.pack(BASIC_DELIVER) + shorted(consumer.member.tag)
         """The payload of basic.deliver up to the delivery tag, as the client gets it."""
-        self.window = Window(number) if link is not None and consumer.series is not None else None
-        """The messages of the link that are not settled, of a member in series; None for any other."""
-        self.by_one = self.window is not None
+        if link is not None and consumer.series is not None:
+            self.window = Window(consumer.series, number)
         self.header = b""
         """The content header of a message that is gathered for a member in series; empty between two of them."""
         self.bodies: list[bytes] = []

@@ -100,8 +100,8 @@ def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
 def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
     """Have a link take an event, and have its group told; return the frames that the broker is to get."""
     action = link.enter(event, g.c.now)
-    if hidden.window is not None and hidden.consumer.series is not None and link.state not in _GIVES:
-        hidden.consumer.series.drop(hidden.window)
+    if hidden.window is not None and link.state not in _GIVES:
+        hidden.window.series.drop(hidden.window)
     if hidden.consumer.joined:
         g.events.append(LinkChanged(link.member))
     if action == LinkAction.SUBSCRIBE:

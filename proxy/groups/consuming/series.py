@@ -63,15 +63,15 @@ class HeldState(IntEnum):
     """How far a message that the broker has delivered has come."""
 
     WAITING = 0
-    """Another message of its key is before it."""
+    """Another message of the same key is before the message."""
     READY = 1
-    """It goes to the client as soon as that has room."""
+    """The message goes to the client as soon as the client has room."""
     CLIENT = 2
-    """The client works on it."""
+    """The client works on the message."""
     RETRY = 3
-    """The client has returned it, and it waits for the next try."""
+    """The client has returned the message, which waits for the next try."""
     GONE = 4
-    """It is settled, or goes back to its queue with the end of its link."""
+    """The message is settled, or goes back to its queue with the end of its link."""
 
 
 _WAITING: Final = HeldState.WAITING.value
@@ -116,11 +116,11 @@ class Held:
 class Window:
     """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
 
-    __slots__ = ("held", "last", "number")
+    __slots__ = ("held", "last", "number", "series")
 
-    def __init__(self, number: int) -> None:
-        """Start with nothing. `number` is that of the link's hidden channel."""
-        self.number = number
+    def __init__(self, series: "Series", number: int) -> None:
+        """Start with nothing. `series` is the member's, and `number` that of the link's hidden channel."""
+        self.series, self.number = series, number
         self.held: dict[int, Held] = {}
         """By the broker's delivery tag, the oldest first."""
         self.last: dict[bytes, Held] = {}
@@ -217,9 +217,12 @@ class Series:
             heappop(self._retries)
         return self._retries[0][0] if self._retries else None
 
-    def wakes_at(self, now: float) -> float | None:
-        """Return when there may be a message for the client without any event; None if that cannot be."""
-        return now if self.is_ready else self.due
+    def wakes_at(self, now: float, *, takes: bool) -> float | None:
+        """Return when there is something to do for the timer; None if nothing is.
+
+        `takes` says whether the client's channel takes deliveries. If not, READY messages wait for the client's acks.
+        """
+        return now if takes and self.is_ready else self.due
 
     def release(self, now: float, most: int) -> int:
         """Have the messages tried again that are due at `now`, monotonic, but no more than `most`; return how many."""

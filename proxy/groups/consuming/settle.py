@@ -129,10 +129,8 @@ def _in_series(g: Consuming, hidden: HiddenChannel, tag: int, method: int, bits:
 
     The broker gets no requeue: it would deliver the message behind later ones of its key.
     """
-    series, window = hidden.consumer.series, hidden.window
-    held = window.held.get(tag) if window is not None else None
-    if series is None or held is None:
-        return b""
+    assert hidden.window is not None
+    series, held = hidden.window.series, hidden.window.held[tag]
     if not requeued:
         series.settle(held)
         return _answer(g, hidden, tag, method, bits & ~MULTIPLE if method != BASIC_REJECT else bits, requeued)
@@ -168,10 +166,12 @@ def try_again(g: Consuming) -> None:
         series = consumer.series
         if series is None or consumer.leaving or consumer.channel.state != _OPEN:
             continue
-        if room > 0:
-            room -= deliver.MOST_PASSED if series.is_ready else series.release(g.c.now, deliver.MOST_PASSED)
-            _go_on(g, consumer)
-        if series.wakes_at(g.c.now) is not None:
+        if room <= 0:
+            g.retrying[consumer] = None
+            continue
+        room -= max(series.release(g.c.now, deliver.MOST_PASSED), deliver.MOST_PASSED if series.is_ready else 0)
+        _go_on(g, consumer)  # which notes the member again where more is ready than goes out at once
+        if series.due is not None:
             g.retrying[consumer] = None
 
 
@@ -288,16 +288,16 @@ def _recover_in_series(g: Consuming, hidden: HiddenChannel) -> bytes:
 
     If the link is about to end, or has ended, the broker delivers them again, to the next member.
     """
-    series, window, link = hidden.consumer.series, hidden.window, hidden.link
-    if series is None or window is None or link is None:
-        return b""
+    window, link = hidden.window, hidden.link
+    assert window is not None
+    assert link is not None
     goes_on = link.state == _TAKES and not hidden.ended
     for held in list(window.held.values()):
         if held.state == HeldState.CLIENT:
             if goes_on:
-                series.recover(held, g.c.now)
+                window.series.recover(held, g.c.now)
             else:
-                series.settle(held)
+                window.series.settle(held)
     g.retrying[hidden.consumer] = None
     return b"" if hidden.ended else links.settled(g, hidden, link)
 

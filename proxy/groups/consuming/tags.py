@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from proxy.groups.consuming.questions import Joining, Question
+from proxy.groups.consuming.series import Window
 from proxy.groups.model import Link, LinkState
 from proxy.session.channel import Channel
 from proxy.session.merging import Merge, Source
@@ -41,7 +42,7 @@ _ACK_SIZE: Final = 13
 class TaggedSource(Source):
     """One channel of the broker connection whose deliveries go to a client's channel: that channel, or a hidden one."""
 
-    __slots__ = ("by_one", "ended", "final", "first", "link", "numbering", "returning", "settle_start")
+    __slots__ = ("ended", "final", "first", "link", "numbering", "returning", "settle_start", "window")
 
     def __init__(self, number: int, numbering: "Numbering", link: Link | None = None) -> None:
         """`link` is the link of a hidden channel; None for the client's channel, and for a channel without link."""
@@ -59,8 +60,11 @@ class TaggedSource(Source):
         Each is the broker's tag times two, plus one if the client has returned it by basic.nack, else by basic.reject.
         They wait for those before them and for a moment or, once the member has left, for the end of the link.
         """
-        self.by_one = False
-        """Whether the broker gets an answer for each delivery by itself, as of a member in series."""
+        self.window: Window | None = None
+        """The messages of a link in series that are not settled; None for any other channel.
+
+        In series the broker gets an answer for each delivery by itself.
+        """
         self.ended = False
         """Whether the channel takes no acks any more, as its messages have gone back to their queue."""
 
@@ -337,7 +341,7 @@ class Numbering(Merge):
             most -= 1
             self._remove(delivery)
             delivery = self._first
-            if source.by_one:
+            if source.window is not None:
                 answers.append((source, tag, False, 0))
                 continue
             if source.returning and source.returning[0] >> 1 < tag:

@@ -29,6 +29,7 @@ from proxy.session.publishing.returned import MOST_PARKED
 from proxy.session.session import Session
 from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState
+from proxy.settings.config import Settings
 from proxy.topology.declarations import Declaration
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.readings import Readings
@@ -151,7 +152,7 @@ class Ends:
             lambda seconds: None,
             10.0,
         )
-        shared.attend = Attendants(groups) if groups is not None else None
+        shared.attend = Attendants(groups, Settings()) if groups is not None else None
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)
@@ -974,10 +975,6 @@ class Leavers:
     """In the place of the groups: the members that have left."""
 
     consumer_timeout = 0.0
-    series_rules = 200, 1.0, 60.0
-
-    def in_series(self, vhost: str, exchange: str) -> bool:
-        return False
 
     def __init__(self) -> None:
         self.left: list[str] = []

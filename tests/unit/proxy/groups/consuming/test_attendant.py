@@ -12,6 +12,7 @@ from proxy.groups.consuming.events import DeclaredGroup, Shadowed
 from proxy.groups.groups import Groups
 from proxy.session import client_loop
 from proxy.session.state import Phase
+from proxy.settings.config import Settings
 from proxy.topology.lookups import Absent, NotReadable
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping
 from tests.unit.proxy.session.wire import close_channel, made, split
@@ -21,16 +22,12 @@ class Shards:
     """In the place of the groups: the shards of each exchange, or the error with which reading them ends."""
 
     consumer_timeout = 0.0
-    series_rules = 200, 1.0, 60.0
 
     def __init__(self, found: list[str] | Exception | None) -> None:
         self.found, self.may_answer = found, asyncio.Event()
 
     def match(self, vhost: str, exchange: str) -> bool:
         return True
-
-    def in_series(self, vhost: str, exchange: str) -> bool:
-        return False
 
     async def shards(self, name: tuple[str, str]) -> list[str] | None:
         await self.may_answer.wait()
@@ -45,7 +42,9 @@ class Attended(Grouping):
     def __init__(self, groups: Shards) -> None:
         super().__init__()
         self.groups, self.errors, self.acted = groups, list[Exception](), 0
-        self.attendant = Attendants(cast(Groups, groups))(self.c, lambda: "peer", self._guarded, self._acted)
+        self.attendant = Attendants(cast(Groups, groups), Settings())(
+            self.c, lambda: "peer", self._guarded, self._acted
+        )
         self.consuming = self.c.interceptor = self.attendant.interceptor
         self.consuming.opened(FIRST, 20)
         self.client(made(1, commands.Queue.Declare(queue="x")))
@@ -71,7 +70,7 @@ class Attended(Grouping):
 
 
 def test_the_log_tells_of_each_name_once_and_of_so_many_names_only() -> None:
-    attendants = Attendants(cast(Groups, Shards(None)))
+    attendants = Attendants(cast(Groups, Shards(None)), Settings())
     assert attendants.tells_first("/", DeclaredGroup("x"))
     assert not attendants.tells_first("/", DeclaredGroup("x"))
     assert attendants.tells_first("/", Shadowed("x"))

@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from struct import pack
 from typing import Any
 
@@ -10,16 +11,21 @@ from pamqp import commands
 
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.deliver import MOST_PASSED
-from proxy.groups.consuming.series import Held, HeldState, Rules, Series, Window
+from proxy.groups.consuming.events import LinkRefused
+from proxy.groups.consuming.series import MOST_BYTES, Held, HeldState, Rules, Series, Window
+from proxy.groups.consuming.tags import MOST_UNACKED
 from proxy.session import broker_loop, client_loop
 from proxy.wire.frames import U64
+from ring.hashed import HashedValue
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, seen
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
+    VHOST,
     ack,
     chunkings,
     entry,
     headers,
+    long_string,
     made,
     method,
     split,
@@ -38,7 +44,7 @@ class Played:
         self.room = self.chance.choice([0, 1, 3])
         self.series = Series(Rules(200, 1.0, 8.0), self.room)
         self.now, self.tag = 100.0, 0
-        self.windows = [Window(1), Window(2)]
+        self.windows = [Window(self.series, 1), Window(self.series, 2)]
         self.alive = {1, 2}
         self.all: list[Held] = []
         self.passed: dict[bytes, list[int]] = defaultdict(list)
@@ -72,7 +78,7 @@ class Played:
             # A link ends, and another one begins in its place.
             at = self.chance.randrange(2)
             self.series.drop(self.windows[at])
-            self.windows[at] = Window(self.windows[at].number + 2)
+            self.windows[at] = Window(self.series, self.windows[at].number + 2)
         else:
             self.now += self.chance.random() * 4
             self.series.release(self.now, 2)
@@ -114,7 +120,7 @@ def test_a_key_has_one_message_at_work_and_its_messages_are_passed_in_order(seed
 def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind() -> None:
     series = Series(Rules(), 1)
     for number in range(1000):
-        window = Window(number)
+        window = Window(series, number)
         for tag in range(5):
             series.arrive(Held(window, tag, b"%d" % tag, b"m", b"h", b"b", 0.0))
         if not number:
@@ -127,7 +133,7 @@ def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind()
 
 def test_the_delay_doubles_up_to_the_longest() -> None:
     series = Series(Rules(200, 1.0, 5.0), 0)
-    held = Held(Window(1), 1, b"k", b"", b"", b"", 0.0)
+    held = Held(Window(series, 1), 1, b"k", b"", b"", b"", 0.0)
     series.arrive(held)
     delays = []
     for _ in range(5):
@@ -193,6 +199,7 @@ def test_the_client_holds_no_more_than_its_own_prefetch_and_what_it_returned_doe
 
 
 FIRST_TRY = entry(b"x-ring-attempt", b"l", pack(">q", 1))
+STAMPS_OF_NO_KEY = long_string(b"x-ring-exchange", b"x") + long_string(b"x-ring-routing-key", b"")
 ATTEMPT = entry(b"x-ring-attempt", b"l", pack(">q", 2))
 
 
@@ -252,6 +259,101 @@ def test_what_there_was_no_turn_for_follows_by_the_timer() -> None:
         settle.try_again(wire.consuming)
         told.append(len([each for each in split(wire.to_client()) if each.kind == 1]))
     assert told == [MOST_PASSED, 7]
+
+
+def test_the_timer_rests_while_the_client_holds_as_many_as_a_channel_may() -> None:
+    """A message of which nothing can be sent must not be looked at again and again."""
+    wire = joined(("q1",))
+    wire.broker(deliver(A, 1, key=b"1") + deliver(A, 2, key=b"2"))
+    (consumer,) = wire.consuming.consumers.values()
+    numbering, series = consumer.numbering, consumer.series
+    assert series is not None
+    held = dict(numbering.unacked)
+    numbering.unacked.update(dict.fromkeys(range(-MOST_UNACKED, 0), held[1]))
+    assert said(wire, again(1)) == (b"", b"")
+    numbering.unacked.update(dict.fromkeys(range(-MOST_UNACKED - 1, 0), held[1]))
+    wire.c.now += 2
+    settle.try_again(wire.consuming)
+    assert wire.to_client() == b""
+    assert not wire.consuming.retrying
+    assert (series.is_ready, series.wakes_at(wire.c.now, takes=not numbering.full)) == (True, None)
+    numbering.unacked.clear()
+    numbering.unacked[2] = held[2]
+    to_broker, to_client = said(wire, ack(1, 2))
+    assert to_broker == ack(A, 2)
+    assert to_client == seen(3, key=b"1", redelivered=True, head=headers(1, 5, ATTEMPT))
+
+
+def test_a_link_that_delivers_too_many_bytes_ends_and_is_told_of() -> None:
+    wire = joined()
+    (consumer,) = wire.consuming.consumers.values()
+    assert consumer.series is not None
+    wire.broker(deliver(A, 1) + deliver(B, 1))
+    wire.forget()
+    consumer.series.size += MOST_BYTES
+    to_broker, to_client = wire.both(deliver(A, 2))
+    assert to_client == b""
+    (close,) = split(to_broker)
+    assert is_close(close)
+    assert close.channel == A
+    (refused,) = wire.told()
+    assert isinstance(refused, LinkRefused)
+    assert (refused.shard, refused.code) == ("q1", 506)
+    assert "choose a smaller groups_window" in refused.text
+    # A message that is too large by itself is passed all the same.
+    assert said(wire, ack(1, 2)) == (ack(B, 1), b"")
+    assert wire.broker(deliver(B, 2)) == seen(3)
+
+
+STAMPED = headers(A, 5, long_string(b"x-ring-exchange", b"x") + long_string(b"x-ring-routing-key", b"k"))
+OTHERS = headers(A, 5, long_string(b"x-ring-exchange", b"other") + long_string(b"x-ring-routing-key", b"z"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(deliver(A, 1), deliver(A, 2, exchange=b"", key=b"q1", head=STAMPED), id="by a lane, and directly"),
+        pytest.param(deliver(A, 1), deliver(A, 2, head=OTHERS), id="with the stamps of another ring"),
+        pytest.param(
+            deliver(A, 1, key=b""),
+            deliver(A, 2, exchange=b"", key=b"q1", head=headers(A, 5, STAMPS_OF_NO_KEY)),
+            id="an empty key",
+        ),
+    ],
+)
+def test_what_the_exchange_hashed_alike_is_one_key(first: bytes, second: bytes) -> None:
+    wire = joined(("q1",))
+    wire.broker(first + second)
+    (consumer,) = wire.consuming.consumers.values()
+    assert consumer.series is not None
+    assert consumer.series.with_client == 1
+
+
+def with_customer(tag: int, value: bytes | None, key: bytes) -> bytes:
+    fields = long_string(b"customer", value) if value is not None else b""
+    return deliver(A, tag, key=key, head=headers(A, 5, fields))
+
+
+def test_by_a_header_it_is_the_header_and_who_lacks_it_waits_for_nobody() -> None:
+    wire = joined(("q1",))
+    entry_ = wire.router.entries[VHOST, "x"]
+    assert entry_.known is not None
+    hashed = replace(entry_.known, hashed=HashedValue("header", "customer"))
+    wire.router.put((VHOST, "x"), replace(entry_, known=hashed))
+    came = [(1, b"a", b"1"), (2, b"a", b"2"), (3, b"b", b"1"), (4, None, b"1"), (5, None, b"1")]
+    wire.broker(b"".join(with_customer(*each) for each in came))
+    (consumer,) = wire.consuming.consumers.values()
+    assert consumer.series is not None
+    assert consumer.series.with_client == 4, "all but the second one of a"
+
+
+def test_as_long_as_nobody_knows_what_is_hashed_a_shard_has_one_message_at_work() -> None:
+    wire = joined()
+    wire.router.drop((VHOST, "x"))
+    wire.broker(deliver(A, 1, key=b"1") + deliver(A, 2, key=b"2") + deliver(B, 1, key=b"3"))
+    (consumer,) = wire.consuming.consumers.values()
+    assert consumer.series is not None
+    assert consumer.series.with_client == 2
 
 
 @pytest.mark.parametrize("cut", range(len(deliver(A, 1, b"abcdef", piece=3)) + 1))
