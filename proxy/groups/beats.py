@@ -15,9 +15,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from proxy.groups.attempts import MOST_ATTEMPTS, Attempt
 from proxy.groups.model import LinkState
 
-VERSION: Final = 8
+VERSION: Final = 9
 """The version of beats. It changes with any change of what a beat says, since the sidecars of a group must agree."""
 
 MAX_BYTES: Final = 2 * 1024 * 1024
@@ -49,6 +50,8 @@ Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Time = Annotated[float, Meta(ge=0, le=MAX_TIME)]
+Fingerprint = Annotated[str, Meta(min_length=1, max_length=32)]
+_FEW: Final = Meta(max_length=MOST_ATTEMPTS)
 
 
 class BeatError(ValueError):
@@ -118,6 +121,9 @@ class Beat(Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VER
     members: Annotated[tuple[MemberBeat, ...], Meta(max_length=MAX_MEMBERS)] | UnsetType = UNSET
     """The sender's members; none where it has left the group. A short beat says nothing of them."""
 
+    attempts: Annotated[dict[Name, Annotated[dict[Fingerprint, Attempt], Meta(max_length=MOST_ATTEMPTS)]], _FEW] = {}
+    """By shard that a member of the sender owns, and by fingerprint, the tries of messages that were returned."""
+
     @property
     def told(self) -> tuple[MemberBeat, ...]:
         """The members that the beat tells of."""
@@ -125,8 +131,9 @@ class Beat(Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VER
 
     @property
     def size(self) -> int:
-        """How many members, links, refusals and shards the beat tells of."""
-        return sum(1 + len(member.links) + len(member.refused) for member in self.told) + len(self.shards or ())
+        """How many members, links, refusals, shards and tried messages the beat tells of."""
+        members = sum(1 + len(member.links) + len(member.refused) for member in self.told)
+        return members + len(self.shards or ()) + sum(map(len, self.attempts.values()))
 
 
 class _Head(Struct):
@@ -199,7 +206,7 @@ def _parsed(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 
 
 def _names(beat: Beat) -> Iterator[str]:
-    yield from (beat.sidecar, beat.host, beat.queue, beat.ring, *(beat.shards or ()))
+    yield from (beat.sidecar, beat.host, beat.queue, beat.ring, *(beat.shards or ()), *beat.attempts)
     for member in beat.told:
         yield from (member.id, member.client, *member.refused, *member.links)
         yield from (link.behind for link in member.links.values())

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec import UNSET
 
+from proxy.groups.attempts import Attempts
 from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
 from proxy.groups.decide import Decision, Stance, Step, View, decide
 from proxy.groups.model import LinkState, Member
@@ -70,8 +71,10 @@ class Tick(NamedTuple):
 class Group:
     """The state of one group in one sidecar; it lives as long as the sidecar has members of the group."""
 
-    def __init__(self, sidecar: str, host: str, now: float) -> None:
+    def __init__(self, sidecar: str, host: str, now: float, attempts: Attempts | None = None) -> None:
         """Take the id of this process and the name of its machine, as its beats give them."""
+        self.attempts = attempts or Attempts()
+        """The tries of messages in series, as this sidecar counts them for its shards, and others tell of theirs."""
         self.sidecar, self.host = sidecar, cut(host)
         self.queue = ""
         """The name of the queue by which this sidecar gets beats; empty until there is one."""
@@ -192,6 +195,7 @@ class Group:
                 self._tell(now)
                 self._calm(now)
             return
+        self._learn(beat)
         heard = self.peers.heard(beat, self.local, now)
         if heard.is_new:
             self._tell(now)
@@ -199,6 +203,16 @@ class Group:
             self._calm(now)
         elif heard.news is News.LINKS:
             self._soon(now)
+
+    def _learn(self, beat: Beat) -> None:
+        """Take what another sidecar tells of tries: all that it knows of the shards that its members own."""
+        peer = self.peers.all.get(beat.sidecar)
+        if beat.members is UNSET or (peer is not None and beat.number <= peer.number):
+            return
+        owners, members = self.decision.owners, peer.members if peer is not None else {}
+        for shard in {*beat.attempts, *(name for name, owner in owners.items() if owner in members)}:
+            if owners.get(shard) not in self.local:
+                self.attempts.replace(shard, beat.attempts.get(shard, {}))
 
     def connected(self, queue: str, now: float) -> None:
         """Note that beats come by a new queue; with an empty name, that the connection is lost."""
@@ -312,13 +326,14 @@ class Group:
         self._number += 1
         if not is_full:
             return Beat(self.sidecar, self._number)
+        attempts = self.attempts.told(self.owned(is_first=False))
         size = self.peers.size + sum(1 + len(member.links) for member in self.local.values())
         full_every = min(max(size / TOLD_A_SECOND, self.peers.every), LONGEST_FULL)
         self._told_at, self._full_at, self._full_sent = now, now + full_every, self._number
         differs = any(peer.beat.ring != self._digest for peer in self.peers.all.values())
         shards = frozenset(self.present) if differs else None
         members = tuple(self._own(now))
-        return Beat(self.sidecar, self._number, self.host, self.queue, self._digest, shards, members)
+        return Beat(self.sidecar, self._number, self.host, self.queue, self._digest, shards, members, attempts)
 
     def last_beat(self, now: float) -> Beat:
         """Return the beat by which this sidecar leaves the group."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from proxy.groups.attempts import Attempts
 from proxy.groups.membership import Connect, Membership
 from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
@@ -67,8 +68,10 @@ class Groups:
         self._leaving: set[asyncio.Task[None]] = set()
         self._redelivered: dict[Name, dict[str, Redelivered]] = {}
         """By group and shard, the redeliveries to members of this sidecar."""
+        self._attempts: dict[Name, Attempts] = {}
+        """The tries of messages in series: a program that crashes at one has no member for some time."""
         self._totals: dict[Name, Counter[str]] = {}
-        """The totals of groups that have no member at this sidecar any more."""
+        """The totals of groups that have no member at this sidecar any more, and the dead letters of all."""
 
     @property
     def consumer_timeout(self) -> float:
@@ -158,11 +161,15 @@ class Groups:
         return self._groups
 
     def totals(self) -> dict[Name, Counter[str]]:
-        """Return the counts of moves, stalled links and lost beats of each group since the process began."""
+        """Return the counts of moves, stalled links, lost beats and dead letters of each group since the start."""
         found = {name: counter.copy() for name, counter in self._totals.items()}
         for name, group in self._groups.items():
             found.setdefault(self._counted_as(name), Counter()).update(counted(group))
         return found
+
+    def count_dead_letter(self, name: Name, *, is_confirmed: bool) -> None:
+        """Count a dead letter of a group, or a publish of one that was not confirmed."""
+        self._totals.setdefault(self._counted_as(name), Counter())["dead" if is_confirmed else "not_dead"] += 1
 
     def redelivered(self, now: float) -> dict[Name, dict[str, Redelivered]]:
         """Return by group and shard the redeliveries to members of this sidecar, and to those that left of late.
@@ -225,7 +232,8 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             redelivered = self._redelivered.setdefault(name, {})
-            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end, redelivered)
+            attempts = self._attempts.setdefault(name, Attempts())
+            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end, redelivered, attempts)
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
@@ -263,6 +271,10 @@ class Groups:
         del self._groups[group.name]
         self._totals.setdefault(self._counted_as(group.name), Counter()).update(counted(group))
         self.redelivered(time.monotonic())  # forgets what is not recent
+        for name, attempts in list(self._attempts.items()):
+            attempts.expire(time.time())
+            if name not in self._groups and (not attempts.shards or len(self._attempts) > MOST_NAMES):
+                del self._attempts[name]
         if len(self._redelivered) > MOST_NAMES:
             self._redelivered.pop(group.name, None)
         task = asyncio.create_task(group.aclose())

@@ -16,6 +16,7 @@ import logging
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from proxy.groups.attempts import Attempts
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.timing import FIRST_PAUSE, LONGEST_PAUSE
 
@@ -183,8 +184,8 @@ class Member:
     """One consumer that a client has started on a group's name, until all its links have ended."""
 
     __slots__ = (
-        "channel", "client", "exchange", "id", "in_series", "leaving", "links", "no_ack", "pauses", "prefetch",
-        "redelivered", "since", "stalled_until", "tag", "vhost",
+        "attempts", "channel", "client", "exchange", "id", "in_series", "leaving", "links", "no_ack", "pauses",
+        "prefetch", "redelivered", "since", "stalled_until", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -196,6 +197,8 @@ class Member:
         """By shard, the pause after a refusal, also one that is over, until a link is open."""
         self.redelivered: dict[str, Redelivered] = {}
         """The redeliveries by shard to all members of its group at this sidecar, of those shards that had any."""
+        self.attempts = Attempts()
+        """The tries of the group's messages that clients in series have returned; its group has one for all members."""
         self.leaving = False
         """Whether the client has cancelled the consumer, so that links only end."""
         self.stalled_until = 0.0

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from proxy.groups.attempts import Attempts
 from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
 from proxy.groups.changes import news, some
 from proxy.groups.decide import Act, Step
@@ -53,15 +54,17 @@ class RunningGroup:
         seen: Exactness | None,
         over: Callable[["RunningGroup"], None],
         redelivered: dict[str, Redelivered],
+        attempts: Attempts,
     ) -> None:
         """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
 
-        `redelivered` has the redeliveries by shard to members of this sidecar, those that are gone included. `over` is
-        called with the group, perhaps more than once, when this sidecar has no member of it any more.
+        `redelivered` has the redeliveries by shard to members of this sidecar, those that are gone included, and
+        `attempts` what is known of tries by such members. `over` is called with the group, perhaps more than once,
+        when this sidecar has no member of it any more.
         """
         self.name, self._parts, self._over = name, parts, over
         self._title = f"group {name[1]!r}, virtual host {name[0]!r}"
-        self.state = Group(parts.sidecar, parts.host, time.monotonic())
+        self.state = Group(parts.sidecar, parts.host, time.monotonic(), attempts)
         self.readings = Readings(self._title, name[0], parts.api, self.state, seen)
         self.stalled = 0
         """How many links this sidecar has ended because their clients did not ack."""
@@ -83,7 +86,7 @@ class RunningGroup:
     def add(self, member: Member, actions: Actions) -> None:
         """Let a member take part; `actions` are those of its session."""
         self._actions[member.id] = actions
-        member.redelivered = self.redelivered
+        member.redelivered, member.attempts = self.redelivered, self.state.attempts
         now = time.monotonic()
         self._follow(now)
         self.state.joined(member, now)
@@ -166,6 +169,7 @@ class RunningGroup:
                 self._next_acks = now + ACKS_EVERY
                 self._look_for_acks(now)
                 self._tell_redelivered(now)
+                self.state.attempts.expire(time.time())
             before = self.state.decision
             self._tick(now)
             # The log tells of all sidecars' members and shards in one line.

@@ -45,6 +45,15 @@ _AFTER_HEADERS: Final = (
 )
 """Name, flag and size in bytes (0: a short string) of the properties after the headers, to the last hashed one."""
 
+_SIZES: Final = (
+    (CONTENT_TYPE, 0),
+    (CONTENT_ENCODING, 0),
+    (HEADERS, 0),
+    *((flag, size) for _, flag, size in _AFTER_HEADERS),
+    *((1 << bit, 0) for bit in (5, 4, 3, 2)),
+)
+"""Flag and size in bytes (0: by its own length) of every property, in the order on the wire."""
+
 STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 """The field of the ring id up to its value, which is a 64-bit integer."""
 
@@ -281,6 +290,25 @@ def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end:
             return table.hashed_bytes(data, field) if field else None
         at = stop
     return _property(hashed.name, flags, data, at, end) if hashed.source == "property" else None
+
+
+def properties(data: bytes, start: int, end: int) -> dict[int, bytes]:
+    """Return the encoded value of each property of a payload, by its flag. Raises Fault 502."""
+    flags, _ = headers_at(data, start, end)
+    if flags & 1:
+        raise Fault(SYNTAX_ERROR, "a content header has more property flags than the class basic")
+    at = start + _FIRST
+    found: dict[int, bytes] = {}
+    for flag, size in _SIZES:
+        if flags & flag:
+            stop = at + size
+            if not size:
+                stop = table_at(data, at, end)[1] if flag == HEADERS else short_string(data, at, end)[1]
+            if stop > end:
+                raise Fault(SYNTAX_ERROR, "a property runs past its frame")
+            found[flag] = data[at:stop]
+            at = stop
+    return found
 
 
 def _property(wanted: str, flags: int, data: bytes, at: int, end: int) -> bytes | None:

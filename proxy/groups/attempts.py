@@ -1,0 +1,90 @@
+"""How often messages in series were tried: known beyond the link, the client and the sidecar by which they came.
+
+The sidecar that owns a shard counts the tries of its messages, and tells them in its full beats. All others keep what
+the owner told last, and the next owner goes on from there. A message is recognised by its fingerprint. A count that
+is lost, as at the end of all sidecars at once, gives a message some tries more, and never fewer.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+MOST_ATTEMPTS: Final = 1_000
+"""The most messages of one group whose tries one sidecar counts, and so the most that one beat tells of."""
+
+MOST_TOLD: Final = 10_000
+"""The most messages of one group whose tries are known from all sidecars together."""
+
+KEPT: Final = 900.0
+"""Seconds for which the tries of a message are known after its next try was due."""
+
+
+class Attempt(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The tries of one message so far."""
+
+    tries: Annotated[int, Meta(ge=1, le=2**31)]
+    due: Annotated[float, Meta(ge=0, le=1e11)]
+    """When the next try is due, in seconds since 1970."""
+
+
+class Attempts:
+    """The tries of the messages of one group, by shard and fingerprint."""
+
+    def __init__(self) -> None:
+        self.shards: dict[str, dict[str, Attempt]] = {}
+        """No shard without a message."""
+        self._count = 0
+        self._noted: set[str] = set()
+        """The shards of which this sidecar was the last to know better."""
+
+    def of(self, shard: str, fingerprint: str) -> Attempt | None:
+        """Return the tries of a message; None if there were none, or they are not known."""
+        return self.shards.get(shard, {}).get(fingerprint)
+
+    def note(self, shard: str, fingerprint: str, tries: int, due: float) -> None:
+        """Note the tries of a message, the next of which is due at `due`, in seconds since 1970; 0 tries for none.
+
+        Nothing is noted of further messages while there are MOST_ATTEMPTS.
+        """
+        if not tries:
+            self.forget(shard, fingerprint)
+        elif self._count < MOST_ATTEMPTS or self.of(shard, fingerprint) is not None:
+            self._noted.add(shard)
+            found = self.shards.setdefault(shard, {})
+            self._count += fingerprint not in found
+            found[fingerprint] = Attempt(tries, due)
+
+    def forget(self, shard: str, fingerprint: str) -> None:
+        """Forget a message, which is settled."""
+        found = self.shards.get(shard, {})
+        if found.pop(fingerprint, None) is not None:
+            self._count -= 1
+            if not found:
+                del self.shards[shard]
+                self._noted.discard(shard)
+
+    def replace(self, shard: str, told: Mapping[str, Attempt]) -> None:
+        """Take what the owner of a shard tells of it in place of what was known."""
+        self._noted.discard(shard)
+        self._count += len(told) - len(self.shards.pop(shard, ()))
+        if self._count > MOST_TOLD:
+            self._count -= len(told)
+        elif told:
+            self.shards[shard] = dict(told)
+
+    def told(self, owned: Iterable[str]) -> dict[str, dict[str, Attempt]]:
+        """Return what one beat tells of the shards that this sidecar owns, and of those that it has just lost."""
+        found: dict[str, dict[str, Attempt]] = {}
+        room = MOST_ATTEMPTS
+        for shard in self._noted.union(owned):
+            if room and (known := self.shards.get(shard)):
+                found[shard] = dict(list(known.items())[:room])
+                room -= len(found[shard])
+        return found
+
+    def expire(self, now: float) -> None:
+        """Forget messages that have not come again for long; `now` is in seconds since 1970."""
+        for shard, known in list(self.shards.items()):
+            for fingerprint in [each for each, attempt in known.items() if attempt.due + KEPT < now]:
+                self.forget(shard, fingerprint)

@@ -1,0 +1,55 @@
+"""The tries of messages in series, as sidecars tell each other of them."""
+
+from proxy.groups.attempts import KEPT, MOST_ATTEMPTS, MOST_TOLD, Attempt, Attempts
+
+
+def test_tries_are_noted_until_their_message_is_settled() -> None:
+    attempts = Attempts()
+    attempts.note("q", "a", 1, 10.0)
+    attempts.note("q", "a", 2, 20.0)
+    assert attempts.of("q", "a") == Attempt(2, 20.0)
+    assert attempts.told([]) == {"q": {"a": Attempt(2, 20.0)}}
+    attempts.forget("q", "a")
+    attempts.forget("q", "a")
+    assert attempts.of("q", "a") is None
+    assert attempts.shards == {} == attempts.told(["q"])
+
+
+def test_a_try_that_does_not_count_is_forgotten() -> None:
+    attempts = Attempts()
+    attempts.note("q", "a", 1, 10.0)
+    attempts.note("q", "a", 0, 10.0)
+    assert attempts.shards == {}
+
+
+def test_what_the_owner_of_a_shard_tells_replaces_what_was_known() -> None:
+    attempts = Attempts()
+    attempts.note("q", "a", 1, 10.0)
+    attempts.replace("q", {"b": Attempt(3, 5.0)})
+    assert attempts.shards == {"q": {"b": Attempt(3, 5.0)}}
+    # Another sidecar owns the shard, so that this one does not tell of it, until it owns it itself.
+    assert attempts.told([]) == {}
+    assert attempts.told(["q"]) == {"q": {"b": Attempt(3, 5.0)}}
+    attempts.replace("q", {})
+    assert attempts.shards == {}
+
+
+def test_few_are_noted_and_told_whatever_clients_and_other_sidecars_do() -> None:
+    attempts = Attempts()
+    for number in range(2 * MOST_ATTEMPTS):
+        attempts.note(f"q{number % 3}", str(number), 1, 10.0)
+    assert sum(map(len, attempts.shards.values())) == MOST_ATTEMPTS
+    attempts.note("q0", "0", 2, 10.0)
+    assert attempts.of("q0", "0") == Attempt(2, 10.0)
+    for number in range(30):
+        attempts.replace(f"told {number}", {str(n): Attempt(1, 1.0) for n in range(MOST_ATTEMPTS)})
+    assert sum(map(len, attempts.shards.values())) <= MOST_TOLD
+    assert sum(map(len, attempts.told(list(attempts.shards)).values())) == MOST_ATTEMPTS
+
+
+def test_tries_of_messages_that_do_not_come_again_expire() -> None:
+    attempts = Attempts()
+    attempts.note("q", "a", 1, 10.0)
+    attempts.note("q", "b", 1, 11.0)
+    attempts.expire(KEPT + 10.5)
+    assert attempts.shards == {"q": {"b": Attempt(1, 11.0)}}
