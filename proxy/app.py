@@ -91,7 +91,7 @@ async def run(settings: Settings) -> None:
         }
         groups = _groups(settings, files, scheduler, router, api)
         readings = Readings(scheduler, reader.identity, settings.lookup_timeout)
-        listener = _listener(settings, tables["amqp"], readings, brokers, counts, groups)
+        listener = _listener(settings, tables["amqp"], readings, brokers, counts, groups, publisher)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
@@ -192,13 +192,16 @@ def _listener(
     brokers: Brokers,
     counts: Counts,
     groups: "Groups | None",
+    publisher: Publisher,
 ) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
     attend = None
     if groups is not None:
         from proxy.groups.consuming.attendant import Attendants
+        from proxy.groups.consuming.dead_letters import DeadLetters
 
-        attend = Attendants(groups, settings)
+        dead_letters = DeadLetters(publisher, settings.groups_dead_letter or "", settings.lookup_timeout, groups)
+        attend = Attendants(groups, settings, dead_letters)
     shared = Shared(
         tables,
         readings,

@@ -20,6 +20,7 @@ JournalKey = Literal["plain", "hash", "none"]
 OnStale = Literal["serve", "refuse"]
 OnDeadLetter = Literal["pass", "rewrite", "refuse"]
 Exactness = Literal["any", "exact"]
+RetryThen = Literal["dead-letter", "stop"]
 Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -139,6 +140,17 @@ class Settings:
         1.0, "seconds until a client in series gets a message again that it has returned; they double each time"
     )
     groups_retry_delay_max: float = _setting(60.0, "maximum of such seconds")
+    groups_retry_limit: int | None = _setting(
+        None, "number of times that clients in series get a message before groups_retry_then; without it no limit"
+    )
+    groups_retry_then: RetryThen = _setting(
+        "dead-letter",
+        "the end of a message that was tried so often: dead-letter (publish it to groups_dead_letter and ack it), or "
+        "stop (its key stands still)",
+    )
+    groups_dead_letter: str | None = _setting(
+        None, "exchange that dead letters of groups in series are published to, with their own routing keys"
+    )
     groups_require: Exactness = _setting(
         "any",
         "the groups that clients may consume from: any, or exact (balanced, and in order while they are)",
@@ -295,6 +307,17 @@ class Settings:
             raise ConfigError("groups_in_series: has no effect, because groups names no exchange; set groups too")
         if self.groups_window > MOST_WINDOW:
             raise ConfigError(f"groups_window: {self.groups_window} is more than {MOST_WINDOW}, the highest prefetch")
+        if (
+            self.groups_retry_limit is not None
+            and self.groups_retry_then == "dead-letter"
+            and not self.groups_dead_letter
+        ):
+            raise ConfigError(
+                f"groups_retry_limit: {self.groups_retry_limit} tries end in a dead letter, and groups_dead_letter"
+                " names no exchange for it; set that, or groups_retry_then = stop"
+            )
+        if self.groups_dead_letter is not None and len(self.groups_dead_letter.encode()) > 255:
+            raise ConfigError("groups_dead_letter: longer than the 255 bytes of an exchange's name")
         if self.groups_retry_delay > self.groups_retry_delay_max:
             raise ConfigError(
                 f"groups_retry_delay: {self.groups_retry_delay:g} is more than groups_retry_delay_max,"

@@ -134,6 +134,7 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     bool | None: parse_bool,
     float: parse_number,
     int: parse_integer,
+    int | None: parse_integer,
     Address: parse_address,
     URL: parse_url,
     tuple[URL, ...]: parse_urls,

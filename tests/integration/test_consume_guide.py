@@ -249,3 +249,53 @@ def test_in_series_a_requeued_message_comes_again_before_the_next_of_its_key(
         while len(came) < 4 and time.monotonic() < end:
             connection.process_data_events(0.1)
     assert came == [("0", False, None), ("0", True, 2), ("1", False, None), ("2", False, None)]
+
+
+def test_a_message_that_was_tried_five_times_is_a_dead_letter(
+    broker: Broker, shop: VirtualHost, sidecar: Sidecar, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    (setting,) = FILES["Give up on a message after some tries"]
+    (grant,) = GUIDE["Give up on a message after some tries"]
+    *_, rights_of, configure, write, read = shlex.split(grant)
+    shop.permit(rights_of, configure, write, read)
+    settings = tmp_path / "limit.toml"
+    settings.write_text(setting)
+    serial = start_sidecar(
+        config=str(settings),
+        broker_url=with_login(broker.amqp_url, "orders", "PASSWORD", "/shop"),
+        management_url=with_login(broker.management_url, USER, PASSWORD),
+        groups_retry_delay="0.05",
+        groups_retry_delay_max="0.05",
+    )
+    user = urlsplit(broker.amqp_url)
+    url = f"amqp://{user.username}:{user.password}@127.0.0.1:{serial.amqp_port}/shop"
+    tries = list[object]()
+
+    def work(channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
+        tries.append((properties.headers or {}).get("x-ring-attempt", 1))
+        channel.basic_nack(method.delivery_tag or 0)
+
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare("orders.dead", "fanout", durable=True)
+        channel.queue_declare("orders.dead", durable=True)
+        channel.queue_bind("orders.dead", "orders.dead")
+        channel.confirm_delivery()
+        channel.basic_publish("orders", "customer-1", b"never")
+        channel.basic_consume("orders", work)
+        end, letter = time.monotonic() + 20, None
+        while letter is None and time.monotonic() < end:
+            connection.process_data_events(0.1)
+            method, properties, _ = channel.basic_get("orders.dead", auto_ack=True)
+            letter = properties if method is not None else None
+    assert letter is not None
+    assert tries == [1, 2, 3, 4, 5]
+    headers = dict(letter.headers or {})
+    told = re.findall(r"^\| `(x-ring-\w+)` \|", Path("docs/how-to/consume-with-a-group.md").read_text(), re.MULTILINE)
+    assert headers.keys() - {"x-ring-id"} == set(told)
+    assert str(headers.pop("x-ring-shard")).startswith("orders.")
+    assert [headers[name] for name in ("x-ring-group", "x-ring-attempt", "x-ring-reason")] == [
+        "orders",
+        5,
+        "retry-limit",
+    ]

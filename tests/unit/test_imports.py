@@ -31,7 +31,8 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.journal", "proxy.routing"),
     },
     "proxy.groups.consuming": {
-        *("ring", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.groups", "proxy.session"),
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
+        *("proxy.publisher", "proxy.groups", "proxy.session"),
     },
     "proxy.http.formats": {"ring", "proxy.outcome", "proxy.wire", "proxy.topology"},
     "proxy.http.admission": {
@@ -96,7 +97,7 @@ IO_MODULES = {
         "session",
         "sockets",
     },
-    "proxy.groups.consuming": {"attendant"},
+    "proxy.groups.consuming": {"attendant", "dead_letters"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
     "proxy.shards": {"apply", "broker", "command", "fleet", "reading", "retire", "watch"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},

@@ -8,7 +8,9 @@ from typing import Final
 
 from proxy.groups.consuming import consumer, group_name, links, settle
 from proxy.groups.consuming.actions import GroupActions
+from proxy.groups.consuming.dead_letters import DeadLetters
 from proxy.groups.consuming.events import (
+    DeadLetterDue,
     DeclaredGroup,
     GroupEvent,
     JoinAsked,
@@ -48,10 +50,16 @@ LONGEST: Final = 1.0
 class Attendants:
     """The attendants of all sessions of a listener: each session gets its own by a call."""
 
-    def __init__(self, groups: Groups, settings: Settings) -> None:
+    def __init__(self, groups: Groups, settings: Settings, dead_letters: DeadLetters) -> None:
         """Take the groups of this sidecar, and the settings that say which of them are in series, and how."""
-        self.groups, self.serial = groups, Patterns(settings.groups_in_series)
-        self.rules = Rules(settings.groups_window, settings.groups_retry_delay, settings.groups_retry_delay_max)
+        self.groups, self.serial, self.dead_letters = groups, Patterns(settings.groups_in_series), dead_letters
+        self.rules = Rules(
+            settings.groups_window,
+            settings.groups_retry_delay,
+            settings.groups_retry_delay_max,
+            settings.groups_retry_limit or 0,
+            settings.groups_retry_then == "dead-letter",
+        )
         self._named: set[tuple[str, str, type]] = set()
         """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
 
@@ -102,7 +110,7 @@ class GroupAttendant(Attendant):
         self._requeue: asyncio.TimerHandle | None = None
         """The timer for what the client has returned of links; None while there is nothing."""
         self._asking: set[asyncio.Task[None]] = set()
-        """The tasks that read the shards of an exchange for a method that waits."""
+        """The tasks that read shards for a method that waits, and those that publish dead letters."""
 
     def go_on(self) -> None:
         """Tell the groups what has happened, and have the broker get in a moment what the client has returned."""
@@ -146,8 +154,9 @@ class GroupAttendant(Attendant):
             self._groups.leave(event.member)
         elif isinstance(event, LinkRefused):
             self._groups.link_refused(event.member, event.shard, event.code, event.text)
-        elif isinstance(event, ShardsAsked):
-            task = asyncio.create_task(self._tell_shards(event))
+        elif isinstance(event, ShardsAsked | DeadLetterDue):
+            asks = self._tell_shards(event) if isinstance(event, ShardsAsked) else self._publish(event)
+            task = asyncio.create_task(asks)
             self._asking.add(task)
             task.add_done_callback(self._asked)
         elif self._attendants.tells_first(vhost, event):
@@ -175,6 +184,15 @@ class GroupAttendant(Attendant):
         interceptor.c.now = time.monotonic()
         if interceptor.c.running:
             self._guarded(lambda: group_name.found(interceptor, event.channel, shards, why))
+            self._acted()
+
+    async def _publish(self, event: DeadLetterDue) -> None:
+        """Publish a dead letter, and have its message settled once it is confirmed."""
+        is_confirmed = await self._attendants.dead_letters.publish(event.letter)
+        interceptor = self.interceptor
+        interceptor.c.now = time.monotonic()
+        if interceptor.c.running:
+            self._guarded(lambda: settle.dead_lettered(interceptor, event.held, is_confirmed=is_confirmed))
             self._acted()
 
     def _hand_back(self) -> None:

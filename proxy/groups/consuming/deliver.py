@@ -12,7 +12,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mmh3 import hash_bytes
 
-from proxy.groups.consuming import answers, links
+from proxy.groups.consuming import answers, links, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.series import MOST_BYTES, Held
 from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
@@ -177,7 +177,11 @@ def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
     if window is None or link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
         return b""  # the link has come to its end meanwhile: the broker delivers the message again
     key = _key_of(g, consumer, method, header)
-    window.series.arrive(Held(window, u64(method, 12 + method[11]), key, method, header, body, g.c.now))
+    held = Held(window, u64(method, 12 + method[11]), key, method, header, body, g.c.now)
+    due = retries.known(hidden, held) if consumer.member.attempts.shards else 0.0
+    window.series.arrive(held, due)
+    if due:
+        g.retrying[consumer] = None
     if window.series.size > MOST_BYTES and len(window.held) > 1:
         # The broker keeps the shard's messages until the link is opened again, after a pause.
         why = f"the messages that wait in series take more than {MOST_BYTES} bytes: choose a smaller groups_window"

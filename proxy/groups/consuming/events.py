@@ -4,6 +4,8 @@
 
 from typing import NamedTuple
 
+from proxy.groups.consuming.letters import Letter
+from proxy.groups.consuming.series import Held
 from proxy.groups.model import Member
 from proxy.session.channel import Channel
 
@@ -36,6 +38,13 @@ class LinkRefused(NamedTuple):
     text: str
 
 
+class DeadLetterDue(NamedTuple):
+    """A message of a member in series was tried as often as it may; `settle.dead_lettered` awaits what became of it."""
+
+    held: Held
+    letter: Letter
+
+
 class Shadowed(NamedTuple):
     """A client uses a queue that has the name of a group: the queue wins."""
 
@@ -55,4 +64,4 @@ class ShardsAsked(NamedTuple):
     name: str
 
 
-GroupEvent = JoinAsked | Left | LinkChanged | LinkRefused | Shadowed | DeclaredGroup | ShardsAsked
+GroupEvent = JoinAsked | Left | LinkChanged | LinkRefused | DeadLetterDue | Shadowed | DeclaredGroup | ShardsAsked

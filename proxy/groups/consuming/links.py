@@ -5,6 +5,7 @@
 
 import time
 
+from proxy.groups.consuming import retries
 from proxy.groups.consuming.events import Left, LinkChanged, LinkRefused
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.tags import Numbering, numbering_of
@@ -101,7 +102,7 @@ def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> 
     """Have a link take an event, and have its group told; return the frames that the broker is to get."""
     action = link.enter(event, g.c.now)
     if hidden.window is not None and link.state not in _GIVES:
-        hidden.window.series.drop(hidden.window)
+        retries.leave(hidden.window, hidden)
     if hidden.consumer.joined:
         g.events.append(LinkChanged(link.member))
     if action == LinkAction.SUBSCRIBE:
@@ -221,6 +222,8 @@ def lose_all(g: Consuming) -> list[Member]:
     for source in list(g.sources.values()):
         if isinstance(source, HiddenChannel) and source.link is not None and source.link.state != LinkState.NONE:
             source.link.enter(LinkEvent.LOST, g.c.now)
+            if source.window is not None:
+                retries.leave(source.window, source)
             members[source.link.member] = None
     return list(members)
 

@@ -20,14 +20,23 @@ many messages of all shards does the client hold at most, those that it has retu
     READY     pass      CLIENT    the client has room: the message gets the channel's next delivery tag
     CLIENT    settle    GONE      the broker gets an ack, or a reject without requeue
     CLIENT    return    RETRY     the broker gets nothing; the delay grows with each return
-    RETRY     due       READY
+    RETRY     due       READY     the message may be tried again
+    RETRY     due       DEAD      it was tried as often as it may: the sidecar publishes it as a dead letter
+    RETRY     due       STOPPED   the same where no dead letters are wanted: its key stands still
+    DEAD      settle    GONE      the dead letter is confirmed, and the broker gets an ack
+    DEAD      fail      RETRY     the dead letter is not confirmed: it is published again after the longest delay
     any but   drop      GONE      the link ends: the broker delivers the message again, to the next member
-    CLIENT
+    CLIENT, DEAD
 
-At most one message of a key is READY, with the CLIENT or in RETRY. The broker gets only acks, rejects without requeue,
-and the bare channel.close at the link's end: after a requeue it would deliver the message behind later ones of its key
+At most one message of a key is in a state other than WAITING. The broker gets only acks, rejects without requeue, and
+the bare channel.close at the link's end: after a requeue it would deliver the message behind later ones of its key
 (measured: 1 2 4 ... 20 3). Acks come out of order, so each is one by itself: an ack of all up to a tag would take in
 what waits here.
+
+How often a message was tried outlives its link in `attempts.py`, so that a member that leaves, or a sidecar that ends,
+does not give it all its tries once more. A count that is lost makes a dead letter later, and never earlier. The limit
+is judged when the delay is over, and not when the client returns the message: a client that stops returns what it was
+just sent, and its links have ended by then.
 
 The broker counts its consumer timeout from its own delivery, and takes back what is older message by message: newer
 ones of the key then come between. A link whose oldest message, be it with the client or not, is older than
@@ -57,6 +66,10 @@ class Rules(NamedTuple):
     """The time from a message's first return until it is tried again; it doubles with each further one."""
     longest: float = 60.0
     """The longest such time."""
+    limit: int = 0
+    """The most tries of a message; 0 for any number."""
+    dead_letters: bool = False
+    """Whether a message that was tried so often is published as a dead letter; if not, its key stands still."""
 
 
 class HeldState(IntEnum):
@@ -70,7 +83,11 @@ class HeldState(IntEnum):
     """The client works on the message."""
     RETRY = 3
     """The client has returned the message, which waits for the next try."""
-    GONE = 4
+    DEAD = 4
+    """The sidecar has published the message as a dead letter, or is about to, and awaits the confirm."""
+    STOPPED = 5
+    """The client has returned the message as often as it may, and its key stands still."""
+    GONE = 6
     """The message is settled, or goes back to its queue with the end of its link."""
 
 
@@ -78,13 +95,18 @@ _WAITING: Final = HeldState.WAITING.value
 _READY: Final = HeldState.READY.value
 _CLIENT: Final = HeldState.CLIENT.value
 _RETRY: Final = HeldState.RETRY.value
+_DEAD: Final = HeldState.DEAD.value
+_STOPPED: Final = HeldState.STOPPED.value
 _GONE: Final = HeldState.GONE.value
 
 
 class Held:
     """One message that the broker has delivered, from then until it is settled."""
 
-    __slots__ = ("after", "again", "at", "body", "header", "key", "method", "state", "tag", "tries", "window")
+    __slots__ = (
+        "after", "again", "at", "body", "fingerprint", "header", "key", "method", "returned_at", "state", "tag",
+        "tries", "window",
+    )  # fmt: skip
 
     def __init__(
         self, window: "Window", tag: int, key: bytes, method: bytes, header: bytes, body: bytes, at: float
@@ -101,7 +123,11 @@ class Held:
         self.state = _READY
         """A `HeldState`, as a plain integer for the hot loop."""
         self.tries = 0
-        """How often the client has returned the message."""
+        """How often a client has returned the message."""
+        self.returned_at = 0.0
+        """When this client last returned it, in monotonic seconds; 0 for never."""
+        self.fingerprint = ""
+        """The message's own among all of its shard (`retries.fingerprint`); empty before it is needed."""
         self.again = False
         """Whether the client has had the message before."""
         self.after: Held | None = None
@@ -148,19 +174,21 @@ class Series:
         self._number = 0
         """The number of the last element of `_retries`, by which elements of the same time are told apart."""
 
-    def arrive(self, held: Held) -> None:
-        """Take a message that the broker has delivered."""
+    def arrive(self, held: Held, due: float = 0.0) -> None:
+        """Take a message that the broker has delivered, and that is not to be tried before `due`, monotonic."""
         window = held.window
         window.held[held.tag] = held
         self.size += held.size
         before = window.last.get(held.key) if held.key else None
         if held.key:
             window.last[held.key] = held
-        if before is None:
-            self._ready.append(held)
-        else:
+        if before is not None:
             held.state = _WAITING
             before.after = held
+        elif due > held.at:
+            self._wait(held, due)
+        else:
+            self._ready.append(held)
 
     def pass_on(self) -> Held | None:
         """Return the next message for the client, which works on it from now on; None if there is none, or no room."""
@@ -179,8 +207,13 @@ class Series:
         return bool(self._ready) and not (self.room and self.with_client >= self.room)
 
     def settle(self, held: Held) -> None:
-        """Take it that the client has settled a message, so that the next one of its key is its turn."""
-        self.with_client -= 1
+        """Take it that a message is settled, by the client or as a dead letter: the next one of its key has its turn.
+
+        A message that is GONE already is left alone.
+        """
+        if held.state == _GONE:
+            return
+        self.with_client -= held.state == _CLIENT
         self._forget(held)
         after, held.after = held.after, None
         if after is not None:
@@ -190,12 +223,19 @@ class Series:
         elif held.key and held.window.last.get(held.key) is held:
             del held.window.last[held.key]
 
-    def give_back(self, held: Held, now: float) -> None:
-        """Take it that the client has returned a message, and wants it again later. `now` is monotonic."""
+    def give_back(self, held: Held, now: float) -> float:
+        """Take it that the client has returned a message at `now`, monotonic; return the seconds until the next try."""
         self.with_client -= 1
-        delay = self.rules.delay * 2.0 ** min(held.tries, 30)
+        delay = min(self.rules.delay * 2.0 ** min(held.tries, 30), self.rules.longest)
         held.tries += 1
-        self._wait(held, now + min(delay, self.rules.longest))
+        held.returned_at = now
+        self._wait(held, now + delay)
+        return delay
+
+    def fail(self, held: Held, now: float) -> None:
+        """Take it that a dead letter was not confirmed: it is tried again after the longest delay."""
+        if held.state == _DEAD:
+            self._wait(held, now + max(self.rules.longest, 1.0))
 
     def recover(self, held: Held, now: float) -> None:
         """Take it that the client wants a message again, which does not count as a return; it is due at once.
@@ -224,23 +264,32 @@ class Series:
         """
         return now if takes and self.is_ready else self.due
 
-    def release(self, now: float, most: int) -> int:
-        """Have the messages tried again that are due at `now`, monotonic, but no more than `most`; return how many."""
-        count = 0
+    def release(self, now: float, most: int) -> tuple[int, list[Held]]:
+        """Have the messages tried again that are due at `now`, monotonic, but no more than `most`.
+
+        Returns how many were due, and those of them that are DEAD: the caller publishes each as a dead letter.
+        """
+        count, dead = 0, []
         while count < most and (due := self.due) is not None and due <= now:
             held = heappop(self._retries)[2]
-            held.state = _READY
-            self._ready.append(held)
             count += 1
-        return count
+            if not 0 < self.rules.limit <= held.tries:
+                held.state = _READY
+                self._ready.append(held)
+            elif self.rules.dead_letters:
+                held.state = _DEAD
+                dead.append(held)
+            else:
+                held.state = _STOPPED
+        return count, dead
 
     def drop(self, window: Window) -> None:
-        """Forget what the client does not hold of a link that ends: the next member gets it."""
+        """Forget what neither the client nor a confirm holds of a link that ends: the next member gets it."""
         window.last.clear()
         for held in list(window.held.values()):
             held.after = None
-            if held.state != _CLIENT:
-                self._gone += held.state != _WAITING
+            if held.state not in (_CLIENT, _DEAD):
+                self._gone += held.state in (_READY, _RETRY)
                 self._forget(held)
         if self._gone > len(self._ready) + len(self._retries) >> 1:
             # A client that holds all that it may takes nothing, however many links end under it.

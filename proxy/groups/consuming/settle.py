@@ -7,9 +7,9 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.groups.consuming import deliver, links
+from proxy.groups.consuming import deliver, links, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel, Requeued
-from proxy.groups.consuming.series import HeldState
+from proxy.groups.consuming.series import Held, HeldState
 from proxy.groups.consuming.tags import Numbering, TaggedSource, numbering_of
 from proxy.groups.model import LinkState, Member
 from proxy.session import closing
@@ -132,12 +132,11 @@ def _in_series(g: Consuming, hidden: HiddenChannel, tag: int, method: int, bits:
     assert hidden.window is not None
     series, held = hidden.window.series, hidden.window.held[tag]
     if not requeued:
-        series.settle(held)
+        retries.settled(hidden, held)
         return _answer(g, hidden, tag, method, bits & ~MULTIPLE if method != BASIC_REJECT else bits, requeued)
     link = hidden.link
     if link is not None and link.state == _TAKES and not hidden.consumer.leaving:
-        series.give_back(held, g.c.now)
-        g.retrying[hidden.consumer] = None
+        retries.returned(g, hidden, held)
     else:
         series.settle(held)  # the link's end returns it
     return b""
@@ -169,10 +168,35 @@ def try_again(g: Consuming) -> None:
         if room <= 0:
             g.retrying[consumer] = None
             continue
-        room -= max(series.release(g.c.now, deliver.MOST_PASSED), deliver.MOST_PASSED if series.is_ready else 0)
+        count, dead = series.release(g.c.now, deliver.MOST_PASSED)
+        room -= max(count, deliver.MOST_PASSED if series.is_ready else 0)
+        for held in dead:
+            retries.exhausted(g, held)
         _go_on(g, consumer)  # which notes the member again where more is ready than goes out at once
         if series.due is not None:
             g.retrying[consumer] = None
+
+
+def dead_lettered(g: Consuming, held: Held, *, is_confirmed: bool) -> None:
+    """Have the broker get an ack for a message whose dead letter is confirmed; else publish it again later."""
+    source = g.sources.get(held.window.number)
+    if not isinstance(source, HiddenChannel) or source.window is not held.window or held.state != HeldState.DEAD:
+        return
+    link, consumer = source.link, source.consumer
+    assert link is not None
+    link.unacked -= 1
+    frames = b""
+    if is_confirmed:
+        retries.settled(source, held)
+        frames = _answer(g, source, held.tag, BASIC_ACK, 0, requeued=False)
+    elif link.state == _TAKES and not consumer.leaving:
+        held.window.series.fail(held, g.c.now)
+        g.retrying[consumer] = None
+    else:
+        held.window.series.settle(held)  # the link's end returns it
+    g.c.to_broker.insert(frames + _end(g, source))
+    _go_on(g, consumer)
+    g.c.to_broker.flush()
 
 
 def _await_return(g: Consuming, source: HiddenChannel) -> None:

@@ -74,11 +74,23 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
     lost = CounterMetricFamily(
         "ringproxy_group_beats_lost", "Beats of other sidecars that did not come.", labels=_LABELS
     )
+    dead = CounterMetricFamily(
+        "ringproxy_group_dead_letters",
+        "Messages of clients in series that this sidecar has published to groups_dead_letter.",
+        labels=_LABELS,
+    )
+    failed = CounterMetricFamily(
+        "ringproxy_group_dead_letters_failed",
+        "Publishes to groups_dead_letter that the broker did not confirm: the key of each such message stands still.",
+        labels=_LABELS,
+    )
     for name, counted in groups.totals().items() if groups is not None else ():
         moves.add_metric(name, counted["moves"])
         stalled.add_metric(name, counted["stalled"])
         lost.add_metric(name, counted["lost"])
-    yield from (moves, stalled, lost)
+        dead.add_metric(name, counted["dead"])
+        failed.add_metric(name, counted["not_dead"])
+    yield from (moves, stalled, lost, dead, failed)
     again = CounterMetricFamily(
         "ringproxy_group_redeliveries",
         "Redeliveries of messages to members at this sidecar, of those shards that had any.",

@@ -152,7 +152,7 @@ class Ends:
             lambda seconds: None,
             10.0,
         )
-        shared.attend = Attendants(groups, Settings()) if groups is not None else None
+        shared.attend = Attendants(groups, Settings(), Mock()) if groups is not None else None
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 from pamqp import commands
@@ -42,7 +43,7 @@ class Attended(Grouping):
     def __init__(self, groups: Shards) -> None:
         super().__init__()
         self.groups, self.errors, self.acted = groups, list[Exception](), 0
-        self.attendant = Attendants(cast(Groups, groups), Settings())(
+        self.attendant = Attendants(cast(Groups, groups), Settings(), Mock())(
             self.c, lambda: "peer", self._guarded, self._acted
         )
         self.consuming = self.c.interceptor = self.attendant.interceptor
@@ -70,7 +71,7 @@ class Attended(Grouping):
 
 
 def test_the_log_tells_of_each_name_once_and_of_so_many_names_only() -> None:
-    attendants = Attendants(cast(Groups, Shards(None)), Settings())
+    attendants = Attendants(cast(Groups, Shards(None)), Settings(), Mock())
     assert attendants.tells_first("/", DeclaredGroup("x"))
     assert not attendants.tells_first("/", DeclaredGroup("x"))
     assert attendants.tells_first("/", Shadowed("x"))

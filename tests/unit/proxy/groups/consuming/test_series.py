@@ -12,10 +12,12 @@ from pamqp import commands
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.deliver import MOST_PASSED
 from proxy.groups.consuming.events import LinkRefused
+from proxy.groups.consuming.letters import Letter, header_of
+from proxy.groups.consuming.retries import fingerprint
 from proxy.groups.consuming.series import MOST_BYTES, Held, HeldState, Rules, Series, Window
 from proxy.groups.consuming.tags import MOST_UNACKED
 from proxy.session import broker_loop, client_loop
-from proxy.wire.frames import U64
+from proxy.wire.frames import U64, Fault
 from ring.hashed import HashedValue
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, seen
 from tests.unit.proxy.session.wire import (
@@ -145,6 +147,93 @@ def test_the_delay_doubles_up_to_the_longest() -> None:
         assert series.pass_on() is None
         series.release(series.due, 10)
     assert delays == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("dead_letters", [True, False])
+def test_the_limit_is_judged_when_the_delay_is_over(dead_letters: bool) -> None:
+    series = Series(Rules(200, 1.0, 1.0, 2, dead_letters), 0)
+    window = Window(series, 1)
+    first, second = (Held(window, tag, b"k", b"m", b"h", b"b", 0.0) for tag in (1, 2))
+    series.arrive(first)
+    series.arrive(second)
+    for now in (10.0, 20.0):
+        assert series.pass_on() is first
+        series.give_back(first, now)
+        assert first.state == HeldState.RETRY
+        count, dead = series.release(now + 1.0, 10)
+        assert count == 1
+    assert series.pass_on() is None
+    assert first.state == (HeldState.DEAD if dead_letters else HeldState.STOPPED)
+    assert dead == ([first] if dead_letters else [])
+    assert series.due is None
+    if dead_letters:
+        series.settle(first)
+        series.settle(first)
+        assert series.pass_on() is second
+        assert series.with_client == 1
+
+
+def test_a_dead_letter_that_is_not_confirmed_is_published_again_and_not_tried() -> None:
+    series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
+    held = Held(Window(series, 1), 1, b"k", b"m", b"h", b"b", 0.0)
+    series.arrive(held)
+    series.pass_on()
+    series.give_back(held, 10.0)
+    assert series.release(11.0, 10) == (1, [held])
+    series.fail(held, 12.0)
+    assert series.release(16.9, 10) == (0, [])
+    assert series.release(17.0, 10) == (1, [held])
+
+
+def test_a_dead_letter_outlives_its_window_until_it_is_confirmed() -> None:
+    """Its link does not end before; nothing else of the window stays."""
+    series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
+    window = Window(series, 1)
+    dead, other = (Held(window, tag, key, b"m", b"h", b"b", 0.0) for tag, key in ((1, b"a"), (2, b"b")))
+    for held in (dead, other):
+        series.arrive(held)
+    assert series.pass_on() is dead
+    series.give_back(dead, 10.0)
+    series.release(11.0, 10)
+    series.drop(window)
+    assert (dead.state, other.state) == (HeldState.DEAD, HeldState.GONE)
+    series.settle(dead)
+    assert series.size == 0
+    assert not window.held
+
+
+def test_a_message_that_comes_before_its_next_try_is_due_waits_for_it_with_its_key() -> None:
+    series = Series(Rules(), 0)
+    window = Window(series, 1)
+    first, second = (Held(window, tag, b"k", b"m", b"h", b"b", 100.0) for tag in (1, 2))
+    series.arrive(first, 107.0)
+    series.arrive(second)
+    assert series.pass_on() is None
+    assert series.due == 107.0
+    series.release(107.0, 10)
+    assert series.pass_on() is first
+
+
+@pytest.mark.parametrize("extra", [b"", entry(b"x-delivery-count", b"l", U64.pack(3))])
+def test_two_deliveries_of_a_message_have_one_fingerprint(extra: bytes) -> None:
+    """The broker adds its counts to the headers, also where there were none."""
+    own = entry(b"a", b"t", b"\1")
+    assert fingerprint(b"k", headers(1, 5, own + extra), b"hello") == fingerprint(b"k", headers(1, 5, own), b"hello")
+    assert fingerprint(b"k", headers(1, 5, extra), b"hello") == fingerprint(b"k", headers(1, 5, b""), b"hello")
+    others = {
+        fingerprint(b"j", headers(1, 5, own), b"hello"),
+        fingerprint(b"k", headers(1, 5, entry(b"a", b"t", b"\0")), b"hello"),
+        fingerprint(b"k", headers(1, 5, own), b"hallo"),
+        fingerprint(b"k", headers(1, 5, own), b"hello"),
+    }
+    assert len(others) == 4
+
+
+def test_a_header_that_cannot_be_read_has_a_fingerprint_and_no_dead_letter() -> None:
+    broken = headers(1, 0, b"\5ab")
+    assert fingerprint(b"k", broken, b"") != fingerprint(b"k", headers(1, 0, b"\5ac"), b"")
+    with pytest.raises(Fault):
+        header_of(Letter("/", "x", "q", b"k", broken, b"", 3, "retry-limit"))
 
 
 # The frames that both peers get

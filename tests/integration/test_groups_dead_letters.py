@@ -1,0 +1,214 @@
+"""Dead letters of groups in series: what was tried as often as it may leaves its shard, and its key goes on."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pamqp.commands import Basic
+
+from testbed.broker import Broker
+from tests.integration.broker_api import Delivered, VirtualHost, wait_until
+from tests.integration.conftest import USER, StartSidecar
+from tests.integration.groups import SHARDS, publish, sharded, waiting
+from tests.integration.wire_client import Client, Content, Wire, port_of
+
+pytestmark = pytest.mark.versions
+
+LIMITED: dict[str, str] = {
+    "groups": "orders",
+    "groups_in_series": "orders",
+    "groups_retry_delay": "0.1",
+    "groups_retry_delay_max": "0.1",
+    "groups_retry_limit": "3",
+    "groups_dead_letter": "dead",
+}
+MESSAGES = [("orders", key, f"{key} {number}".encode()) for number in range(4) for key in ("bad", "good", "other")]
+
+
+def grave(vhost: VirtualHost) -> None:
+    """Make the exchange of dead letters, with a queue."""
+    vhost.exchange("dead", "topic")
+    vhost.queue("graves")
+    vhost.bind("dead", "graves", "#")
+
+
+def work(wire: Wire, stop: Callable[[Content], bool]) -> list[tuple[str, int]]:
+    """Ack all deliveries, and return those that are `bad 1`, until one is to be the last; tell bodies and tries."""
+    seen: list[tuple[str, int]] = []
+    while True:
+        content = wire.content(1, Basic.Deliver)
+        assert isinstance(content.method, Basic.Deliver)
+        number = content.method.delivery_tag or 0
+        seen.append((content.body.decode(), tries_of(content)))
+        wire.tell(1, Basic.Reject(number, True) if content.body == b"bad 1" else Basic.Ack(number))
+        if stop(content):
+            return seen
+
+
+def tries_of(content: Content) -> int:
+    told = (content.properties.headers or {}).get("x-ring-attempt")
+    return told if isinstance(told, int) else 1
+
+
+def consume(wire: Wire) -> None:
+    wire.channel(1, confirm=False)
+    wire.ask(1, Basic.Qos(0, 50), Basic.QosOk)
+    wire.ask(1, Basic.Consume(0, "orders", "c"), Basic.ConsumeOk)
+
+
+def buried(vhost: VirtualHost, count: int = 1) -> list[Delivered]:
+    found: list[Delivered] = []
+
+    def all_are_there() -> bool:
+        found.extend(vhost.drain("graves"))
+        return len(found) >= count
+
+    wait_until("the dead letters are there", all_are_there)
+    return found
+
+
+def test_a_message_that_fails_for_ever_becomes_a_dead_letter_and_its_key_goes_on(
+    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client
+) -> None:
+    sharded(vhost)
+    grave(vhost)
+    sidecar = start_sidecar(**LIMITED)
+    publish(client, sidecar.amqp_port, vhost, MESSAGES)
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        seen = work(wire, lambda content: content.body == b"bad 3")
+        assert [each for each in seen if each[0].startswith("bad")] == [
+            *[("bad 0", 1), ("bad 1", 1), ("bad 1", 2), ("bad 1", 3), ("bad 2", 1), ("bad 3", 1)]
+        ]
+        (letter,) = buried(vhost)
+        assert (letter.body, letter.exchange, letter.routing_key) == (b"bad 1", "dead", "bad")
+        told = {name: value for name, value in letter.headers.items() if name != "x-ring-id"}
+        shard = told.pop("x-ring-shard")
+        assert shard in SHARDS
+        assert told == {"x-ring-group": "orders", "x-ring-attempt": 3, "x-ring-reason": "retry-limit"}
+        wire.goodbye()
+    assert sum(waiting(client, port_of(broker.amqp_url), vhost).values()) == 0
+
+
+def test_properties_of_a_message_that_would_keep_a_dead_letter_from_its_queue_are_left_out(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """A user_id must be the publisher's, an expiration would end the dead letter, and CC would multiply it."""
+    sharded(vhost)
+    grave(vhost)
+    vhost.queue("elsewhere")
+    vhost.bind("dead", "elsewhere", "copy")
+    sidecar = start_sidecar(**(LIMITED | {"groups_retry_limit": "1"}))
+    headers: dict[str, Any] = {"CC": ["copy"], "mine": [1, {"a": "b"}], "x-ring-attempt": "the publisher's"}
+    sent = Basic.Properties(
+        content_type="text/plain", headers=headers, delivery_mode=2, priority=3, correlation_id="c",
+        expiration="3600000", message_id="m", message_type="t", user_id=client.user, app_id="a",
+    )  # fmt: skip
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        wire.channel(1)
+        wire.publish(1, "orders", "bad", b"bad 1", sent)
+        wire.confirm(1)
+        wire.goodbye()
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        work(wire, lambda content: True)
+        (letter,) = buried(vhost)
+        wire.goodbye()
+    kept = {"content_type": "text/plain", "delivery_mode": 2, "priority": 3, "correlation_id": "c", "message_id": "m"}
+    found = {name: value for name, value in letter.properties.items() if name != "headers"}
+    assert found == kept | {"type": "t", "app_id": "a"}
+    assert letter.headers["mine"] == [1, {"a": "b"}]
+    assert letter.headers["x-ring-attempt"] == 1
+    assert "CC" not in letter.headers
+    assert not vhost.drain("elsewhere")
+
+
+def test_a_message_stays_in_its_shard_until_its_dead_letter_has_a_queue(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    sharded(vhost)
+    vhost.exchange("dead", "topic")
+    sidecar = start_sidecar(**LIMITED)
+    publish(client, sidecar.amqp_port, vhost, MESSAGES)
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        goods: list[bytes] = []
+
+        def the_others_are_done(content: Content) -> bool:
+            goods.append(content.body)
+            return len([each for each in goods if not each.startswith(b"bad")]) == 8 and goods.count(b"bad 1") == 3
+
+        work(wire, the_others_are_done)
+        line = "no dead letter goes to the exchange 'dead' (groups_dead_letter)"
+        wait_until("the log tells of it", lambda: line in sidecar.log())
+        vhost.queue("graves")
+        vhost.bind("dead", "graves", "#")
+        seen = work(wire, lambda content: content.body == b"bad 3")
+        assert [each[0] for each in seen] == ["bad 2", "bad 3"]
+        assert [letter.body for letter in buried(vhost)] == [b"bad 1"]
+        wire.goodbye()
+
+
+def test_a_limit_without_dead_letters_stops_the_key_and_no_other(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    sharded(vhost)
+    sidecar = start_sidecar(**(LIMITED | {"groups_retry_then": "stop"}))
+    publish(client, sidecar.amqp_port, vhost, [each for each in MESSAGES if each[1] == "bad"])
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        work(wire, third)
+        time.sleep(1.0)  # ten times the longest delay
+        publish(client, sidecar.amqp_port, vhost, [("orders", "good", b"last")])
+        assert work(wire, lambda content: True) == [("last", 1)]
+        wire.goodbye()
+
+
+def third(content: Content) -> bool:
+    return tries_of(content) == 3
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["the client's crash", "another sidecar"])
+def test_tries_outlive(moves: bool, start_sidecar: StartSidecar, vhost: VirtualHost, client: Client) -> None:
+    sharded(vhost)
+    grave(vhost)
+    vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
+    settings = LIMITED | {"groups_retry_delay": "3", "groups_retry_delay_max": "3"}
+    first = start_sidecar(**settings)
+    second = start_sidecar(**settings) if moves else first
+    publish(client, first.amqp_port, vhost, [each for each in MESSAGES if each[1] == "bad"])
+    with client.session(first.amqp_port, vhost.name) as wire, client.session(second.amqp_port, vhost.name) as other:
+        consume(wire)
+        work(wire, lambda content: content.body == b"bad 1")
+        time.sleep(1.2)  # a try counts after a second
+        if moves:
+            consume(other)
+            time.sleep(1.2)  # the beats have told of it, each second
+        wire.socket.close()
+        if not moves:
+            consume(other)
+        seen = work(other, lambda content: content.body == b"bad 3")
+        other.goodbye()
+    assert seen == [("bad 1", 2), ("bad 1", 3), ("bad 2", 1), ("bad 3", 1)]
+    assert [letter.headers["x-ring-attempt"] for letter in buried(vhost)] == [3]
+
+
+def test_two_equal_messages_of_a_key_have_tries_of_their_own(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    sharded(vhost)
+    grave(vhost)
+    sidecar = start_sidecar(**LIMITED)
+    for shard in SHARDS:
+        vhost.bind("amq.direct", shard, "bad")
+        break
+    publish(client, sidecar.amqp_port, vhost, [("amq.direct", "bad", b"bad 1")] * 2)
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        tries: list[int] = []
+        while len(tries) < 6:
+            tries += [attempt for _, attempt in work(wire, lambda content: True)]
+        assert tries == [1, 2, 3, 1, 2, 3]
+        assert len(buried(vhost, 2)) == 2
+        wire.goodbye()
