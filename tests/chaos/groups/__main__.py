@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
@@ -29,8 +30,10 @@ from tests.chaos.arena import LASTING, PROGRAMS, Arena, arena
 from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
 from tests.chaos.groups.history import Calm, History
 from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict, judge
-from tests.chaos.groups.members import Group, libraries
+from tests.chaos.groups.members import HEALS, Group, libraries
+from tests.chaos.groups.plant import unseen
 from tests.chaos.groups.rows import Row, closed, missed, taken
+from tests.chaos.groups.works import Worked
 from tests.chaos.oracle import Told
 from tests.chaos.queues import EXCHANGE
 from tests.chaos.schedule import DECK_OF_GROUPS, Fault, Kind, schedule
@@ -54,7 +57,21 @@ IDLE = 100.0
 
 A shard whose member was connected to a lost node may wait for it for 60 s.
 """
+TRIES = 0
+"""How often a member in series gets a message before it is dead-lettered; 0 for any number."""
+RETRIES = {"groups_retry_delay": "0.1", "groups_retry_delay_max": "1"}
+"""The settings of a run in series."""
 SHOWN = 20
+
+
+class Members(StrEnum):
+    """The kinds of members, of which a run has one."""
+
+    ORDINARY = "a group"
+    DIRECT = "members of the shards themselves"
+    IN_SERIES = "a group in series, ten workers a member"
+    AT_ONCE = "a group, ten workers a member, not in series"
+    """The judge must find what in series is for."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +80,20 @@ class Run:
 
     seed: int
     faults: list[Fault]
-    direct: bool
+    members: "Members"
     folder: Path
+
+    @property
+    def direct(self) -> bool:
+        """Whether members consume the shards themselves."""
+        return self.members is Members.DIRECT
 
     @property
     def settings(self) -> dict[str, str]:
         """Those of each sidecar, beside those of all sidecars of the suite."""
         own = {"ring_max_age": f"{LASTING}"}
         group = {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}", "log_level": "debug"}
+        group |= RETRIES if self.members is Members.IN_SERIES else {}
         return own if self.direct else own | group
 
     @property
@@ -85,7 +108,8 @@ class Run:
 
         if self.direct:
             return Limits(SHARDS, shard_of, balanced=False)
-        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT)
+        works = self.members in (Members.IN_SERIES, Members.AT_ONCE)
+        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, in_series=works, tries=TRIES)
 
 
 def main() -> int:
@@ -94,9 +118,29 @@ def main() -> int:
     parser.add_argument("--faults", type=int, required=True, help="how many")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the cluster; 1 by default")
     parser.add_argument("--queues", choices=("quorum", "classic"), default="quorum", help="the type of the shards")
-    parser.add_argument(
-        "--direct", action="store_true", help="members consume the shards themselves, to show what is possible"
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--direct",
+        dest="members",
+        action="store_const",
+        const=Members.DIRECT,
+        help="members consume the shards themselves, to show what is possible",
     )
+    kinds.add_argument(
+        "--in-series",
+        dest="members",
+        action="store_const",
+        const=Members.IN_SERIES,
+        help="members have ten workers each, who fail at times, and consume in series",
+    )
+    kinds.add_argument(
+        "--at-once",
+        dest="members",
+        action="store_const",
+        const=Members.AT_ONCE,
+        help="such members do not consume in series, to show that the judge finds what that is for: this run is red",
+    )
+    parser.set_defaults(members=Members.ORDINARY)
     arguments = parser.parse_args()
     libraries()
     arenas.libraries()
@@ -106,12 +150,11 @@ def main() -> int:
     rabbitmq = installation(choice)
     folder = Path(tempfile.mkdtemp(prefix="ringproxy-groups-"))
     faults = schedule(arguments.seed, arguments.faults, DECK_OF_GROUPS)
-    todo = Run(arguments.seed, faults, arguments.direct, folder)
+    todo = Run(arguments.seed, faults, arguments.members, folder)
     begun = time.monotonic()
     with private_cluster(rabbitmq, arguments.nodes) as nodes:
-        who = "members of the shards themselves" if arguments.direct else "a group"
         where = f"{arguments.queues} queues, nodes: {len(nodes)}, {rabbitmq.source}"
-        say(f"seed {todo.seed}, {len(todo.faults)} faults, {who}, {where}")
+        say(f"seed {todo.seed}, {len(todo.faults)} faults, {todo.members}, {where}")
         say(f"set up in {time.monotonic() - begun:.0f} s; the sidecars' hot loop: {kind()}")
         say(f"notes and logs are in {folder}, and stay there unless all is green")
         apply(nodes[0], folder, arguments.queues)
@@ -145,7 +188,15 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
         else:
             ports = [[member.relays["amqp"].port] for member in made.members]
         sources = SHARDS if todo.direct else (EXCHANGE,)
-        group = Group(ports, sources, todo.folder / "members", todo.seed)
+        group = Group(
+            ports,
+            sources,
+            todo.folder / "members",
+            todo.seed,
+            workers=todo.limits.in_series,
+            in_series=todo.members is Members.IN_SERIES,
+            heals=0 if TRIES else HEALS,
+        )
         injector = Injector(made, group, history, say, direct=todo.direct)
         try:
             for _ in range(WANTED):
@@ -165,6 +216,8 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     logs = [sidecar.log() for each in made.members for sidecar in each.started]
     history.closed, rows = closed(logs, time.monotonic() - time.time()), taken(logs)
     verdict = judge(history, todo.limits)
+    if todo.members is Members.IN_SERIES and not verdict.faults:
+        verdict.faults += unseen(history, todo.limits)
     if not todo.direct:
         verdict.faults += [f"no link took the event {row[1].name} in the state {row[0].name}" for row in missed(rows)]
     return report(verdict, history, injector.done, group, rows, todo.folder)
@@ -263,6 +316,8 @@ def report(
         figures = f"median {median(gap.seconds for gap in gaps):.2f} s, most {most.seconds:.2f} s"
         figures += f" ({most.shard}, until {most.until:.3f})"
         say(f"  until the next one's first delivery, where it {how:<12} {len(gaps):>6,} times: {figures}")
+    if verdict.worked.tries:
+        print_work(verdict.worked)
     by_library = Counter(delivery.holder.member.rpartition("-")[0] for delivery in history.deliveries)
     for library, count in sorted(by_library.items()):
         say(f"  {library:<18}{count:>11,} deliveries")
@@ -274,6 +329,14 @@ def report(
         say(f"  FAULT: {fault}")
     say(f"  {len(faults)} faults")
     return not faults
+
+
+def print_work(worked: Worked) -> None:
+    say(f"  {worked.tries:,} tries, {worked.failed:,} failed; {worked.completed:,} messages completed")
+    say(f"  {worked.repeats:,} completed again; dead letters: {worked.dead:,}, and {worked.dead_again:,} again")
+    say(f"  {worked.in_order:,} pairs of first completions of a key were in order, of which")
+    say(f"  {worked.close:,} were of messages that were published before the one before was done")
+    say(f"  no more their member's when another was begun: {dict(worked.taken)}")
 
 
 def say(text: str) -> None:

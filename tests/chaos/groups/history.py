@@ -36,7 +36,7 @@ class How(StrEnum):
     MULTIPLE = "m"
     """All messages up to this delivery tag are acked."""
     NACK = "n"
-    """The message is to be put back into its queue."""
+    """The message is to come again: from its queue, or in series later from the sidecar."""
 
 
 class Settlement(NamedTuple):
@@ -46,6 +46,27 @@ class Settlement(NamedTuple):
     holder: Holder
     tag: int
     how: How
+
+
+class Begin(NamedTuple):
+    """A worker of a member in series begins to work on a delivery, until the member acks or nacks it."""
+
+    at: float
+    holder: Holder
+    tag: int
+    attempt: int
+    """The number of the try, as the sidecar tells it; 1 if it tells none."""
+
+
+class DeadLetter(NamedTuple):
+    """A message that a sidecar has given up, as it was found in the dead-letter queue."""
+
+    publisher: str
+    number: int
+    key: str
+    """The routing key."""
+    attempt: int
+    """The header `x-ring-attempt`; 0 if it is missing."""
 
 
 class End(StrEnum):
@@ -115,6 +136,9 @@ class History:
     calms: list[Calm] = field(default_factory=list)
     closed: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
     """By member and shard, when sidecars saw the end of the channel by which they consumed the shard for the member."""
+    begins: list[Begin] = field(default_factory=list)
+    """Those of members in series."""
+    dead_letters: Sequence[DeadLetter] = ()
 
     def read(self, member: str, lines: Iterable[str], killed: float | None) -> None:
         """Add what a member wrote, who was killed at this time if it was; `consumers/member.py` says how."""
@@ -132,6 +156,8 @@ class History:
                 )
             elif what in list(How):
                 self.settlements.append(Settlement(time, holder, int(rest[0]), How(what)))
+            elif what == "b":
+                self.begins.append(Begin(time, holder, int(rest[0]), int(rest[1])))
             elif what == "j":
                 joined[holder.connection] = time
             elif what in ("c", "l") and holder.connection in joined and holder.connection not in ended:

@@ -3,13 +3,14 @@
 The judge is pure. It knows nothing of the proxy, and of the broker only what AMQP promises.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from tests.chaos.groups.history import Calm, Delivery, End, History, Holder, How, Life, Settlement, Stall
+from tests.chaos.groups.history import Begin, Calm, Delivery, End, History, Holder, How, Life, Settlement, Stall
+from tests.chaos.groups.works import Worked, Works
 from tests.chaos.oracle import Note, Told, title
 
 BALANCED_WITHIN = 10.0
@@ -62,6 +63,10 @@ class Limits:
     """Seconds after which a message that is not acked is taken from its member."""
     balanced: bool = True
     """Whether shards must be spread over the members."""
+    in_series: bool = False
+    """Whether members consume in series: then workers write down when they begin, and keys are judged by their work."""
+    tries: int = 0
+    """How often a client in series gets a message before it is dead-lettered; 0 for any number."""
 
 
 class Gap(NamedTuple):
@@ -92,6 +97,8 @@ class Verdict:
     """From the end of a shard's holder to the next one's first delivery, by how the holder ended."""
     slowest_balance: float = 0.0
     """The longest time, in seconds, from the end of faults to the last delivery of a shard that then moved."""
+    worked: Worked = field(default_factory=Worked)
+    """The work of members in series."""
 
 
 def judge(history: History, limits: Limits) -> Verdict:
@@ -107,6 +114,26 @@ class _Seen:
     settled: float | None = None
     given_back: str = ""
     """Why the broker may deliver the message again, if it is not for the end of the connection."""
+
+
+class Backlogs:
+    """The messages of each shard that members get in the end, and that are not done yet."""
+
+    def __init__(self, history: History, shard_of: Callable[[str], str], is_done: Callable[[Note], bool]) -> None:
+        """`is_done` says whether a message is done so far; one that is done stays so."""
+        self._is_done = is_done
+        delivered = {(delivery.publisher, delivery.number) for delivery in history.deliveries}
+        self._left: defaultdict[str, deque[Note]] = defaultdict(deque)
+        for note in sorted(history.notes, key=lambda note: note.sent):
+            if (note.publisher, note.number) in delivered:
+                self._left[shard_of(note.key)].append(note)
+
+    def oldest(self, shard: str) -> float:
+        """Return when the oldest such message of a shard was published; infinite if there is none."""
+        left = self._left[shard]
+        while left and self._is_done(left[0]):
+            left.popleft()
+        return left[0].sent if left else float("inf")
 
 
 class _Judge:
@@ -132,7 +159,13 @@ class _Judge:
         self._last_holder: dict[str, Holder] = {}
         self._last_at: dict[str, float] = {}
         """When the last delivery of each shard was made."""
+        self._since: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
+        """When the holder before that of now got its last delivery of each shard: its messages came later than that."""
         self._overlaps: set[tuple[str, Holder, Holder]] = set()
+        self._works = Works(limits.tries, self._taken, self._fault)
+        self._of_tag: dict[tuple[Holder, int], tuple[_Seen, Note]] = {}
+        """What members in series got, by tag."""
+        self._backlogs = Backlogs(history, limits.shard_of, self._works.is_done) if limits.in_series else None
 
     def judged(self) -> Verdict:
         for life in self._history.lives:
@@ -147,6 +180,8 @@ class _Judge:
                 self._verdict.delivered[note.outcome] += 1
             elif note.outcome == Told.CONFIRMED:
                 self._fault(f"{title(note)} was confirmed and never delivered")
+        if self._limits.in_series:
+            self._verdict.worked = self._works.judge_ends(self._history.notes, self._history.dead_letters)
         for calm in self._history.calms:
             self._counted(calm)
             if self._limits.balanced:
@@ -155,11 +190,14 @@ class _Judge:
 
     def _replay(self, notes: Mapping[tuple[str, int], Note]) -> None:
         """Judge what members got and settled, in the order of time."""
-        events: list[Delivery | Settlement] = [*self._history.deliveries, *self._history.settlements]
+        history = self._history
+        events: list[Delivery | Begin | Settlement] = [*history.deliveries, *history.begins, *history.settlements]
         events.sort(key=lambda event: event.at)
         for event in events:
             if isinstance(event, Settlement):
                 self._settled(event)
+            elif isinstance(event, Begin):
+                self._begun(event)
             elif (note := notes.get((event.publisher, event.number))) is None:
                 self._fault(f"{event.publisher} {event.number} reached {_name(event.holder)}, and nobody published it")
             else:
@@ -228,6 +266,8 @@ class _Judge:
             self._again(delivery, note, shard, before)
         seen = _Seen(delivery, given_back="read late" if late else "")
         before.append(seen)
+        if self._limits.in_series:
+            self._of_tag[delivery.holder, delivery.tag] = (seen, note)
         if late:
             return
         self._alone(delivery, note, shard)
@@ -236,6 +276,7 @@ class _Judge:
         last = self._last_holder.setdefault(shard, delivery.holder)
         if last != delivery.holder:
             self._verdict.takeovers += 1
+            self._since[shard] = self._last_at[shard]
             self._measure_gap(shard, last, delivery.at)
         self._last_at[shard] = delivery.at
         self._last_holder[shard] = delivery.holder
@@ -328,7 +369,12 @@ class _Judge:
         if not held:
             return False
         oldest = next(iter(held.values())).delivery
-        if at - self._sent(oldest) < OVERDUE * self._limits.ack_timeout:
+        since = self._sent(oldest)
+        if self._backlogs is not None:
+            # In series it is the oldest message of the shard in the sidecar, be it with the member or not.
+            arrived = max(self._backlogs.oldest(shard), self._since[shard], self._joined.get(holder, 0.0))
+            since = min(since, arrived)
+        if at - since < OVERDUE * self._limits.ack_timeout:
             return False
         for seen in held.values():
             seen.given_back = "not acked in time"
@@ -345,7 +391,25 @@ class _Judge:
         ]
         return min([delivery.at, *since])
 
+    def _begun(self, begin: Begin) -> None:
+        found = self._of_tag.get((begin.holder, begin.tag))
+        if found is None:
+            self._fault(f"{_name(begin.holder)} began the delivery {begin.tag} at {begin.at:.3f}, and never got it")
+        else:
+            self._works.begun(begin, found[1])
+
+    def _taken(self, begin: Begin, at: float) -> str:
+        """Return why a delivery at work may have been taken from its member by a time; empty if it may not."""
+        seen, note = self._of_tag[begin.holder, begin.tag]
+        if not seen.given_back:
+            self._taken_back(self._limits.shard_of(note.key), begin.holder, at)
+        if not seen.given_back and self._dropped.get(begin.holder, float("inf")) <= at:
+            return "connection ended"
+        return seen.given_back
+
     def _settled(self, settlement: Settlement) -> None:
+        if found := self._of_tag.get((settlement.holder, settlement.tag)):
+            self._works.ended(settlement, found[1])
         shards = self._shards[settlement.holder]
         tags = [settlement.tag] if settlement.tag in shards else []
         if settlement.how is How.MULTIPLE:

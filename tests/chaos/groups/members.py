@@ -27,6 +27,11 @@ LIBRARIES: Mapping[str, Sequence[str]] = {
     "php-amqplib": ("/usr/bin/php", str(_FOLDER / "with_php_amqplib.php")),
     "bunny": ("/usr/bin/ruby", str(_FOLDER / "with_bunny.rb")),
 }
+WORKERS: Mapping[str, Sequence[str]] = {
+    "workers-pika": (sys.executable, "-m", "tests.chaos.groups.consumers.workers_with_pika"),
+    "workers-aio-pika": (sys.executable, "-m", "tests.chaos.groups.consumers.workers_with_aio_pika"),
+}
+"""The programs of members in series."""
 PACKAGES = ("php-cli", "php-amqplib", "ruby-bunny")
 
 PREFETCH = (20,)
@@ -34,6 +39,10 @@ PREFETCH = (20,)
 ACK_WITHIN = 0.02
 """Seconds."""
 NACKED = 0.005
+IN_SERIES = {"prefetch": 50, "nacked": 0.05, "workers": 10, "hopeless": 0.002}
+"""The part of the job of members in series that is the same in all runs, and wins over that of the others."""
+HEALS = 4
+"""The number of the try at which a hopeless message succeeds, if nothing limits the tries."""
 HEARTBEAT = 10
 """Seconds: more than half of the longest time in which a member reads nothing."""
 JOINED_WITHIN = 60.0
@@ -93,6 +102,12 @@ class Group:
     """The names that each member consumes."""
     folder: Path
     seed: int
+    workers: bool = False
+    """Whether members have ten workers each, who fail at times."""
+    in_series: bool = False
+    """Whether such members ask for messages in series."""
+    heals: int = 0
+    """The number of the try at which a hopeless message succeeds; 0 for none."""
     running: list[Member] = field(default_factory=list)
     ended: list[Member] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -102,7 +117,8 @@ class Group:
     def start(self) -> Member:
         """Start one more member, in the library whose turn it is."""
         number = next(self._numbers)
-        library = list(LIBRARIES)[number % len(LIBRARIES)]
+        programs = WORKERS if self.workers else LIBRARIES
+        library = list(programs)[number % len(programs)]
         name, sidecar = f"{library}-{number}", number % len(self.ports)
         todo = Task(
             name=name,
@@ -114,12 +130,16 @@ class Group:
             heartbeat=HEARTBEAT,
             seed=self.seed + number,
         )
+        told = vars(todo)
+        if self.workers:
+            # They draw alike, so that a message fails whoever works on it.
+            told |= {**IN_SERIES, "in_series": self.in_series, "heals": self.heals, "seed": self.seed}
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = self.folder / f"{name}.lines"
         environment = os.environ | {"NODE_PATH": str(node_modules()), "LC_ALL": "C.UTF-8"}
         with lines.open("wb") as out, lines.with_suffix(".log").open("wb") as log:
             # Behind all else, and ended with this process, as publishers are.
-            command = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *LIBRARIES[library], json.dumps(vars(todo))]
+            command = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *programs[library], json.dumps(told)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=log, env=environment)
         member = Member(name, sidecar, process, lines)
         self.running.append(member)
