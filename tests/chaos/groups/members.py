@@ -134,6 +134,9 @@ class Group:
         if self.workers:
             # They draw alike, so that a message fails whoever works on it.
             told |= {**IN_SERIES, "in_series": self.in_series, "heals": self.heals, "seed": self.seed}
+        if self.workers and not self.in_series:
+            # Nothing tells them the number of a try, so that what fails would fail for ever.
+            told |= {"nacked": 0.0, "hopeless": 0.0}
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = self.folder / f"{name}.lines"
         environment = os.environ | {"NODE_PATH": str(node_modules()), "LC_ALL": "C.UTF-8"}
