@@ -147,7 +147,7 @@ def main() -> int:
         dest="members",
         action="store_const",
         const=Members.AT_ONCE,
-        help="such members do not consume in series, to show that the judge finds what that is for: this run is red",
+        help="the same members, not in series, to show that the judge finds the difference: this run is red",
     )
     parser.set_defaults(members=Members.ORDINARY)
     arguments = parser.parse_args()

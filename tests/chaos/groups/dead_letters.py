@@ -28,7 +28,7 @@ def read(node: Node, name: str) -> list[DeadLetter]:
             if method is None or properties is None or body is None:
                 break
             publisher, number = body.decode().split()
-            attempt = int((properties.headers or {}).get("x-ring-attempt", 0))
+            attempt = int(str((properties.headers or {}).get("x-ring-attempt", 0)))
             letters.append(DeadLetter(publisher, int(number), method.routing_key or "", attempt))
             channel.basic_ack(method.delivery_tag or 0)
         channel.cancel()

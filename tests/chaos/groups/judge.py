@@ -164,7 +164,7 @@ class _Judge:
         self._overlaps: set[tuple[str, Holder, Holder]] = set()
         self._works = Works(limits.tries, self._taken, self._fault)
         self._of_tag: dict[tuple[Holder, int], tuple[_Seen, Note]] = {}
-        """What members in series got, by tag."""
+        """The deliveries to members in series, by tag."""
         self._backlogs = Backlogs(history, limits.shard_of, self._works.is_done) if limits.in_series else None
 
     def judged(self) -> Verdict:

@@ -1,6 +1,6 @@
 """The common part of members in series: the job of ten workers, who take from one channel and fail at times.
 
-Such a member is told a `Job`, and says the same as any other member. A worker begins with one more line:
+A member in series is told a `Job`, and writes the lines of any other member, with one more:
 
 - `b TAG ATTEMPT`: a worker begins a message; `a TAG` or `n TAG` ends its work.
 
