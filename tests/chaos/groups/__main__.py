@@ -60,9 +60,10 @@ A shard whose member was connected to a lost node may wait for it for 60 s.
 """
 TRIES = 0
 """How often a member in series gets a message before it is dead-lettered; 0 for any number."""
+WINDOW = 50
 DEAD = f"{EXCHANGE}.dead"
 """The dead-letter exchange, and its queue."""
-RETRIES = {"groups_retry_delay": "0.1", "groups_retry_delay_max": "1", "groups_window": "50"}
+RETRIES = {"groups_retry_delay": "0.1", "groups_retry_delay_max": "1", "groups_window": f"{WINDOW}"}
 """The settings of a run in series. A larger window's messages are not done in the time for acks on a busy machine."""
 if TRIES:
     RETRIES |= {
@@ -118,7 +119,7 @@ class Run:
         if self.direct:
             return Limits(SHARDS, shard_of, balanced=False)
         works = self.members in (Members.IN_SERIES, Members.AT_ONCE)
-        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, in_series=works, tries=TRIES)
+        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, in_series=works, window=WINDOW, tries=TRIES)
 
 
 def main() -> int:

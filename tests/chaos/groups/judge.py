@@ -6,6 +6,7 @@ The judge is pure. It knows nothing of the proxy, and of the broker only what AM
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
@@ -65,6 +66,8 @@ class Limits:
     """Whether shards must be spread over the members."""
     in_series: bool = False
     """Whether members consume in series: then workers write down when they begin, and keys are judged by their work."""
+    window: int = 50
+    """How many messages of a shard are in a sidecar at most, if they are in series."""
     tries: int = 0
     """How often a client in series gets a message before it is dead-lettered; 0 for any number."""
 
@@ -119,21 +122,34 @@ class _Seen:
 class Backlogs:
     """The messages of each shard that members get in the end, and that are not done yet."""
 
-    def __init__(self, history: History, shard_of: Callable[[str], str], is_done: Callable[[Note], bool]) -> None:
-        """`is_done` says whether a message is done so far; one that is done stays so."""
-        self._is_done = is_done
+    def __init__(self, history: History, limits: Limits, done_at: Callable[[Note], float | None]) -> None:
+        """`done_at` says when a message was done; None if it is not so far."""
+        self._done_at, self._window = done_at, limits.window
         delivered = {(delivery.publisher, delivery.number) for delivery in history.deliveries}
         self._left: defaultdict[str, deque[Note]] = defaultdict(deque)
         for note in sorted(history.notes, key=lambda note: note.sent):
             if (note.publisher, note.number) in delivered:
-                self._left[shard_of(note.key)].append(note)
+                self._left[limits.shard_of(note.key)].append(note)
+        self._done: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        """Heaps of messages that are done: the latest time at which each came to its shard, and when it was done."""
+        self._last: defaultdict[str, list[float]] = defaultdict(list)
+        """Heaps of when the last messages were done, a window of them, that came before the oldest one."""
 
-    def oldest(self, shard: str) -> float:
-        """Return when the oldest such message of a shard was published; infinite if there is none."""
-        left = self._left[shard]
-        while left and self._is_done(left[0]):
-            left.popleft()
-        return left[0].sent if left else float("inf")
+    def arrived(self, shard: str) -> float:
+        """Return when the oldest of a shard came to a sidecar, at the earliest; infinite if there is none.
+
+        It was published by then, and of the messages before it no window's number was left.
+        """
+        left, done, last = self._left[shard], self._done[shard], self._last[shard]
+        while left and (at := self._done_at(left[0])) is not None:
+            heappush(done, (left.popleft().latest, at))
+        if not left:
+            return float("inf")
+        while done and done[0][0] <= left[0].sent:
+            heappush(last, heappop(done)[1])
+            if len(last) > self._window:
+                heappop(last)
+        return max(left[0].sent, last[0] if len(last) == self._window else left[0].sent)
 
 
 class _Judge:
@@ -165,7 +181,7 @@ class _Judge:
         self._works = Works(limits.tries, self._taken, self._fault)
         self._of_tag: dict[tuple[Holder, int], tuple[_Seen, Note]] = {}
         """The deliveries to members in series, by tag."""
-        self._backlogs = Backlogs(history, limits.shard_of, self._works.is_done) if limits.in_series else None
+        self._backlogs = Backlogs(history, limits, self._works.done_at) if limits.in_series else None
 
     def judged(self) -> Verdict:
         for life in self._history.lives:
@@ -372,7 +388,7 @@ class _Judge:
         since = self._sent(oldest)
         if self._backlogs is not None:
             # In series it is the oldest message of the shard in the sidecar, be it with the member or not.
-            arrived = max(self._backlogs.oldest(shard), self._since[shard], self._joined.get(holder, 0.0))
+            arrived = max(self._backlogs.arrived(shard), self._since[shard], self._joined.get(holder, 0.0))
             since = min(since, arrived)
         if at - since < OVERDUE * self._limits.ack_timeout:
             return False

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from tests.chaos.groups.history import Begin, DeadLetter, Delivery, History, Holder, How, Settlement
 from tests.chaos.groups.judge import Limits, judge
 
+PLANTED = 20
+"""How often each fault is planted."""
 JUST = 1e-6
 """Seconds by which one thing is behind another."""
 
@@ -24,13 +26,16 @@ def unseen(history: History, limits: Limits) -> list[str]:
     pairs = _pairs(history)
     if not pairs:
         return ["no member completed two messages of one key, so this says nothing"]
-    # Nothing that happened in so short a time may explain the fault.
-    first, second = min(pairs, key=lambda pair: pair[1].ack.at - pair[0].delivery.at)
+    # One of them may be at a time when what is planted is no fault, as when a member does not ack in time.
+    chosen = pairs[:: max(2, len(pairs) // PLANTED)]
     told = []
     for words, plant in PLANTS.items():
-        found = judge(plant(history, first, second), limits).faults
-        if not any(words in fault for fault in found):
-            told.append(f"'{words}' was planted at {second.begin.at:.3f}, and the judge found only {found[:3]}")
+        changed = history
+        for first, second in chosen:
+            changed = plant(changed, first, second)
+        faults = judge(changed, limits).faults
+        if not any(words in fault for fault in faults):
+            told.append(f"'{words}' was planted {len(chosen)} times, and the judge found only {faults[:3]}")
     return told
 
 

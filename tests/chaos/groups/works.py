@@ -66,13 +66,14 @@ class Works:
         """By holder and tag."""
         self._failed: Counter[Identity] = Counter()
         self._completed: set[Identity] = set()
-        self._given_up: set[Identity] = set()
+        self._done_at: dict[Identity, float] = {}
+        """When messages were completed or given up for the first time."""
         self._last: dict[tuple[str, str, str], tuple[Note, float]] = {}
         """By publisher, channel and key: the message that was done last for the first time, and when."""
 
-    def is_done(self, note: Note) -> bool:
-        """Return whether a message is completed or given up so far."""
-        return (note.publisher, note.number) in self._completed or (note.publisher, note.number) in self._given_up
+    def done_at(self, note: Note) -> float | None:
+        """Return when a message was completed or given up; None if it is not so far."""
+        return self._done_at.get((note.publisher, note.number))
 
     def begun(self, begin: Begin, note: Note) -> None:
         """Take it that a worker begins."""
@@ -116,18 +117,17 @@ class Works:
         if settlement.how is How.NACK:
             self.worked.failed += 1
             self._failed[identity] += 1
-            if 0 < self._limit <= begin.attempt and not self.is_done(note):
-                self._given_up.add(identity)
+            if 0 < self._limit <= begin.attempt and self.done_at(note) is None:
                 self._done(note, settlement.at, f"given up by {_name(begin)}")
         elif identity in self._completed:
             self.worked.repeats += 1
         else:
-            is_first = not self.is_done(note)
             self._completed.add(identity)
-            if is_first:
+            if self.done_at(note) is None:
                 self._done(note, settlement.at, f"completed by {_name(begin)}")
 
     def _done(self, note: Note, at: float, how: str) -> None:
+        self._done_at[note.publisher, note.number] = at
         place = (note.publisher, note.channel, note.key)
         before, since = self._last.get(place, (None, 0.0))
         if before is not None and before.number > note.number:

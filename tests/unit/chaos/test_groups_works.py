@@ -152,6 +152,16 @@ def test_time_counts_from_when_the_message_may_have_come_to_the_sidecar() -> Non
     assert any("of the same key" in fault for fault in waited(0.5))
 
 
+@pytest.mark.parametrize(("window", "faults"), [(1, 1), (5, 0)])
+def test_a_backlog_waits_in_its_queue(window: int, faults: int) -> None:
+    """Message 4 was published 4.5 s before, and a window of one had room for it since 104.0 s alone."""
+    run = Run().all_but(*range(2, COUNT)).tried(2, at=101.0).tried(3, at=104.0)
+    run.history.notes = run.history.notes[:5]
+    run.tried(4, at=104.1, how=None).tried(4, at=104.9, redelivered=True)
+    found = [fault for fault in run.faults(replace(LIMITS, window=window)) if "of the same key" in fault]
+    assert len(found) == faults
+
+
 def test_a_member_that_was_stopped_may_read_late() -> None:
     run = Run().all_but(*range(4, COUNT))
     run.history.notes = [*run.history.notes[:4], run.history.notes[4]._replace(sent=105.0, told=105.1)]
