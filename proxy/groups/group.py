@@ -332,7 +332,7 @@ class Group:
         self._told_at, self._full_at, self._full_sent = now, now + full_every, self._number
         differs = any(peer.beat.ring != self._digest for peer in self.peers.all.values())
         shards = frozenset(self.present) if differs else None
-        members = tuple(self._own(now))
+        members = tuple(self._local_beats(now))
         return Beat(self.sidecar, self._number, self.host, self.queue, self._digest, shards, members, attempts)
 
     def last_beat(self, now: float) -> Beat:
@@ -343,9 +343,9 @@ class Group:
     def members(self, now: float) -> dict[str, MemberBeat]:
         """Return the members of all sidecars as their beats tell of them, by id; own ones as the next beat would."""
         found = {name: told for peer in self.peers.all.values() for name, told in peer.members.items()}
-        return found | {own.id: own for own in self._own(now)}
+        return found | {own.id: own for own in self._local_beats(now)}
 
-    def _own(self, now: float) -> Iterator[MemberBeat]:
+    def _local_beats(self, now: float) -> Iterator[MemberBeat]:
         """Yield what the next beat tells of each member of this sidecar; decisions and reports go by it, too."""
         stances = self.decision.stances
         for member in self.local.values():
