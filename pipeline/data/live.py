@@ -11,7 +11,7 @@ from pipeline.data.rings import RingSpec
 from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url
 from proxy.settings.parse import ConfigError
-from proxy.settings.tls import ClientTls
+from proxy.settings.tls import BrokerTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
 from proxy.topology.lanes import read_behind
 from proxy.topology.management import Management, ManagementError
@@ -79,4 +79,4 @@ def tls_of(url: URL, settings: Settings) -> Callable[[], ssl.SSLContext] | None:
     """
     if url.scheme not in ("amqps", "https"):
         return None
-    return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
+    return BrokerTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

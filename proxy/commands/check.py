@@ -11,7 +11,7 @@ from proxy.journal.files import check_folder
 from proxy.journal.journaling import key_form
 from proxy.settings.config import Settings
 from proxy.settings.credentials import credentials
-from proxy.settings.files import client_tls, server_tls
+from proxy.settings.files import broker_tls, server_tls
 from proxy.settings.parse import ConfigError
 from proxy.settings.tokens import Access
 from proxy.topology import ring_cache
@@ -58,7 +58,7 @@ def _listeners(settings: Settings) -> None:
 
 
 def _brokers(settings: Settings) -> None:
-    if (tls := client_tls(settings)) is not None:
+    if (tls := broker_tls(settings)) is not None:
         _not_over("client_cert_file", settings.client_cert_file, tls.watched.value.ends)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from proxy.settings import watched
 from proxy.settings.config import Settings
 from proxy.settings.credentials import credentials
-from proxy.settings.tls import ClientTls, ServerTls
+from proxy.settings.tls import BrokerTls, ServerTls
 from proxy.settings.tokens import Access
 from proxy.settings.watched import Watched
 
@@ -22,16 +22,16 @@ class Files:
         self.access = Access(settings.tokens_file)
         self.server_tls = server_tls(settings)
         """The TLS of the HTTP and AMQP listeners; None if they speak plain TCP."""
-        self._client_tls = client_tls(settings)
+        self._client_side_tls = broker_tls(settings)
         encrypted = settings.broker_url.scheme == "amqps", settings.management_encrypted
-        self.broker_tls, self.management_tls = (self._client_tls if it_is else None for it_is in encrypted)
+        self.broker_tls, self.management_tls = (self._client_side_tls if it_is else None for it_is in encrypted)
         """TLS towards the broker and the management API, asked at each connect; None for plain TCP."""
         self.broker_login = credentials("broker_password_file", settings.broker_url, settings.broker_password_file)
         """The login of HTTP publishes, asked for each connection; AMQP clients bring their own."""
         self.management_login = credentials(
             "management_password_file", settings.management_url[0], settings.management_password_file
         )
-        tls = [it.watched for it in (self.server_tls, self._client_tls) if it is not None]
+        tls = [it.watched for it in (self.server_tls, self._client_side_tls) if it is not None]
         every: list[object] = [self.access.tokens, *tls, self.broker_login, self.management_login]
         self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
         """The contents that have files, to be read again when these change."""
@@ -41,7 +41,7 @@ class Files:
 
         They are the certificates in force, which differ from those in the files if the files have a mistake.
         """
-        shown = {"tls_cert_file": self.server_tls, "client_cert_file": self._client_tls}
+        shown = {"tls_cert_file": self.server_tls, "client_cert_file": self._client_side_tls}
         ends = {setting: tls.watched.value.ends for setting, tls in shown.items() if tls is not None}
         return {setting: at for setting, at in ends.items() if at is not None}
 
@@ -63,8 +63,8 @@ def server_tls(settings: Settings) -> ServerTls | None:
     return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)
 
 
-def client_tls(settings: Settings) -> ClientTls | None:
+def broker_tls(settings: Settings) -> BrokerTls | None:
     """Return the TLS towards the broker and the management API; None if neither is encrypted. Raises ConfigError."""
     if settings.broker_url.scheme != "amqps" and not settings.management_encrypted:
         return None
-    return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
+    return BrokerTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

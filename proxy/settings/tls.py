@@ -48,7 +48,7 @@ class ServerTls:
         connection.context = self.watched.value.context
 
 
-class ClientTls:
+class BrokerTls:
     """TLS towards the broker and the management API. A call gives the context for the next connection."""
 
     def __init__(self, ca: Path | None, certificate: Path | None, key: Path | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.settings.parse import ConfigError
-from proxy.settings.tls import ClientTls, ServerTls
+from proxy.settings.tls import BrokerTls, ServerTls
 from tests.certificates import Authority, Pair
 
 
@@ -64,12 +64,12 @@ def _name(connection: ssl.SSLObject) -> str | None:
 
 def test_a_server_that_the_clients_ca_vouches_for(made: Path, server: Pair) -> None:
     listener = ServerTls(server.certificate, server.key, None)
-    assert shake_hands(listener.context, ClientTls(made / "one.crt", None, None)()) == ("one-server", None)
-    for stranger in (ClientTls(made / "two.crt", None, None)(), ClientTls(None, None, None)()):
+    assert shake_hands(listener.context, BrokerTls(made / "one.crt", None, None)()) == ("one-server", None)
+    for stranger in (BrokerTls(made / "two.crt", None, None)(), BrokerTls(None, None, None)()):
         with pytest.raises(ssl.SSLCertVerificationError):
             shake_hands(listener.context, stranger)
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for 'elsewhere'"):
-        shake_hands(listener.context, ClientTls(made / "one.crt", None, None)(), "elsewhere")
+        shake_hands(listener.context, BrokerTls(made / "one.crt", None, None)(), "elsewhere")
 
 
 def test_the_certificates_please_strict_clients(made: Path, server: Pair) -> None:
@@ -84,13 +84,13 @@ def test_the_documented_commands_make_certificates_that_work(tmp_path: Path) -> 
     (commands,) = [block for block in re.findall(r"```sh\n(.*?)```", text, re.S) if "-keyout" in block]
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
     listener = ServerTls(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt")
-    client = ClientTls(tmp_path / "ca.crt", tmp_path / "client.crt", tmp_path / "client.key")()
+    client = BrokerTls(tmp_path / "ca.crt", tmp_path / "client.crt", tmp_path / "client.key")()
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     assert shake_hands(listener.context, client) == ("ringproxy", "client")
 
 
 def test_tls_1_1_is_too_old(made: Path, server: Pair) -> None:
-    listener, client = ServerTls(server.certificate, server.key, None), ClientTls(made / "one.crt", None, None)()
+    listener, client = ServerTls(server.certificate, server.key, None), BrokerTls(made / "one.crt", None, None)()
     assert listener.context.minimum_version == client.minimum_version == ssl.TLSVersion.TLSv1_2
     client.maximum_version = ssl.TLSVersion.TLSv1_2
     assert shake_hands(listener.context, client)[0] == "one-server"
@@ -100,7 +100,7 @@ def test_a_replaced_certificate_counts_for_the_next_connection(
     made: Path, server: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = ServerTls(server.certificate, server.key, None)
-    old, new = (ClientTls(made / f"{name}.crt", None, None)() for name in ("one", "two"))
+    old, new = (BrokerTls(made / f"{name}.crt", None, None)() for name in ("one", "two"))
     # Half way, the two files do not fit together.
     server.certificate.write_bytes((made / "two-server.crt").read_bytes())
     listener.watched.refresh()
@@ -120,7 +120,7 @@ def test_a_client_that_names_no_server_sees_the_new_certificate_too(made: Path, 
     listener = ServerTls(server.certificate, server.key, None)
     server.replace(pair(made, "two-server"))
     listener.watched.refresh()
-    client = ClientTls(made / "two.crt", None, None)()
+    client = BrokerTls(made / "two.crt", None, None)()
     # By address: those go into no handshake.
     assert shake_hands(listener.context, client, "127.0.0.1")[0] == "two-server"
 
@@ -131,9 +131,9 @@ def test_client_certificates_are_required_and_their_ca_can_be_replaced(
     ca = tmp_path / "clients.crt"
     ca.write_bytes((made / "one.crt").read_bytes())
     listener = ServerTls(server.certificate, server.key, ca)
-    clients = {name: ClientTls(made / "one.crt", *pair(made, f"{name}-client"))() for name in ("one", "two")}
+    clients = {name: BrokerTls(made / "one.crt", *pair(made, f"{name}-client"))() for name in ("one", "two")}
     assert shake_hands(listener.context, clients["one"]) == ("one-server", "one-client")
-    for stranger in (clients["two"], ClientTls(made / "one.crt", None, None)()):
+    for stranger in (clients["two"], BrokerTls(made / "one.crt", None, None)()):
         with pytest.raises(ssl.SSLError):
             shake_hands(listener.context, stranger)
     ca.write_bytes((made / "two.crt").read_bytes())
@@ -148,7 +148,7 @@ def test_the_way_to_the_broker_is_made_anew_when_its_files_change(made: Path, se
     ca.write_bytes((made / "two.crt").read_bytes())
     own = pair(tmp_path, "client")
     own.replace(pair(made, "two-client"))
-    context = ClientTls(ca, *own)
+    context = BrokerTls(ca, *own)
     listener = ServerTls(server.certificate, server.key, made / "one.crt")
     assert context() is context()
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -197,4 +197,4 @@ def test_a_mistake_in_a_file_names_the_setting(made: Path, server: Pair, tmp_pat
         ((None, certificate, rubbish), "client_key_file"),
     ):
         with pytest.raises(ConfigError, match=f"^{setting}: "):
-            ClientTls(*way)
+            BrokerTls(*way)

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from proxy.settings.tls import ClientTls, ServerTls
+from proxy.settings.tls import BrokerTls, ServerTls
 from proxy.topology import management
 from proxy.topology.answers import Body
 from proxy.topology.bindings import CONSISTENT_HASH, Binding, Exchange, TopologyError
@@ -99,7 +99,7 @@ async def test_tls_is_asked_for_at_each_request(fake: FakeManagement, tmp_path: 
     server = TestServer(app)
     await server.start_server(ssl=tls.context)
     url = URL.build(scheme="https", host="127.0.0.1", port=server.port)
-    async with server, Management([url], 10, tls=ClientTls(ca, None, None)) as api:
+    async with server, Management([url], 10, tls=BrokerTls(ca, None, None)) as api:
         assert await api.vhosts() == {"/"}
         ca.write_bytes(other.certificate.read_bytes())
         with pytest.raises(ManagementError, match="certificate verify failed"):
