@@ -16,9 +16,6 @@ from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.hashing import index_at, slot_of
 
-MOST_TRIES = 10
-"""How often one message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
-
 MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
 

@@ -13,9 +13,9 @@ from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
 from proxy.http.sending.receipts import is_gone, is_retryable, judged, receipt
-from proxy.outcome import Outcome
+from proxy.outcome import MOST_REPUBLISHES, Outcome
 from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
-from proxy.routing.route import MOST_TRIES, Route, Target
+from proxy.routing.route import Route, Target
 
 _UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.UNROUTABLE})
 _LONGEST_DETAIL = 300
@@ -227,7 +227,7 @@ class Batch:
         if result is CONFIRMED:
             entry.result = result
             self._release(entry)
-        elif self._came_back(entry, result) and entry.tries < MOST_TRIES and not self._abandoned:
+        elif self._came_back(entry, result) and entry.tries < MOST_REPUBLISHES and not self._abandoned:
             entry.came_back_with = result
             self._returned.append(index)
             self._waiting.add(entry.ordering_key)

@@ -5,8 +5,8 @@ import time
 
 from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
+from proxy.outcome import MOST_REPUBLISHES
 from proxy.publisher.channel import PublishResult
-from proxy.routing.route import MOST_TRIES
 
 
 class Single:
@@ -34,7 +34,7 @@ class Single:
 
     async def result(self) -> PublishResult:
         """Return the broker's last answer. Raises ProblemError if the message came back and cannot be sent again."""
-        for _ in range(MOST_TRIES):
+        for _ in range(MOST_REPUBLISHES):
             result = await self._result
             if not self._dispatch.came_back(self.placement, result):
                 return result

@@ -12,8 +12,8 @@ is given no header of a client's, and makes one.
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
-from proxy.outcome import Outcome
-from proxy.routing.route import MOST_TRIES, PUBLISH, Route, Target
+from proxy.outcome import MOST_REPUBLISHES, Outcome
+from proxy.routing.route import PUBLISH, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
@@ -64,10 +64,10 @@ def place_of(  # noqa: C901 - one decision, in its order
     return: the queue was there then. If the reading began after the return, and knew of it, the queue has been declared
     and bound anew, and gets the message. No length of time tells the two apart: a queue can be deleted, made anew and
     deleted again within milliseconds. For the same reason, what clients declare after such a reading began does not
-    count here, or a stream of declarations would leave the message without a ring. MOST_TRIES ends the search where a
-    queue is bound and takes nothing.
+    count here, or a stream of declarations would leave the message without a ring. MOST_REPUBLISHES ends the search
+    where a queue is bound and takes nothing.
     """
-    if not _may_go_out(c) or message.tries >= MOST_TRIES or c.table is None:
+    if not _may_go_out(c) or message.tries >= MOST_REPUBLISHES or c.table is None:
         return None
     c.expire()
     found = c.table.found_since(message.exchange, message.returned_at)

@@ -22,8 +22,8 @@ The decision is `placement.place_of`, and has three ends:
                         with the readings that were tried, so that a message asks for each one once
     nowhere             the client gets its return if it asked for one, and its ack or nack when the broker's comes
 
-A message that comes back from its second way takes the same three ends, up to MOST_TRIES times. Parked messages of one
-exchange keep their order, and a later one waits behind an earlier one though its own ring is known.
+A message that comes back from its second way takes the same three ends, up to MOST_REPUBLISHES times. Parked messages
+of one exchange keep their order, and a later one waits behind an earlier one though its own ring is known.
 """
 
 from proxy.outcome import Outcome

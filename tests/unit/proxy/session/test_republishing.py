@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from proxy.routing.route import MOST_TRIES
+from proxy.outcome import MOST_REPUBLISHES
 from proxy.session import broker_loop
 from proxy.session.events import Refused, Stale
 from proxy.topology.table import Entry, KnownRing, PassReason, Unread
@@ -183,7 +183,7 @@ def test_a_queue_that_a_later_reading_shows_again_gets_its_message_so_often_and_
     w = connected()
     out = w.client(message(1, b"x", LOST[0], b"hello"))
     w.both(back(out) + ack(1, 1))
-    for n in range(1, MOST_TRIES + 1):
+    for n in range(1, MOST_REPUBLISHES + 1):
         assert w.awaited == GONE
         w.c.now += 0.01
         (one,) = again(w.reread({"x": found})[0])
@@ -443,13 +443,16 @@ def test_what_clients_are_told_in_any_order_of_answers(name: str, steps: list[tu
 def test_it_is_published_again_so_often_and_no_more() -> None:
     w, (one,) = away(bits=1)
     w.both(ack(1, 1))
-    for n in range(2, MOST_TRIES + 1):
+    for n in range(2, MOST_REPUBLISHES + 1):
         w.both(back(frames_of(one)))
         (one,) = again(w.reread({"x": ring(queue(f"q{n}0"))})[0])
         assert one.key == b"q%d0" % n
         assert w.both(ack(OURS, n - 1)) == (b"", b"")
-    assert w.both(back(frames_of(one)) + ack(OURS, MOST_TRIES)) == (b"", message_back(LOST[0], b"hello") + ack(1, 1))
-    assert w.counters("x").rerouted == MOST_TRIES
+    assert w.both(back(frames_of(one)) + ack(OURS, MOST_REPUBLISHES)) == (
+        b"",
+        message_back(LOST[0], b"hello") + ack(1, 1),
+    )
+    assert w.counters("x").rerouted == MOST_REPUBLISHES
     assert counted(w) == (1, 0, 0, 1, 0, 0)
 
 

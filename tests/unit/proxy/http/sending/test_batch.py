@@ -15,11 +15,11 @@ from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, unavailable
 from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
-from proxy.outcome import Outcome
+from proxy.outcome import MOST_REPUBLISHES, Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult, Receiver
 from proxy.publisher.pool import ConnectionGroup
 from proxy.routing.counters import Counters
-from proxy.routing.route import MOST_TRIES, Choice, Route
+from proxy.routing.route import Choice, Route
 from proxy.topology.table import PassReason
 from proxy.wire.frames import NOT_FOUND
 from proxy.wire.properties import HEADERS_FLAG, PERSISTENT, Header, encoded_headers
@@ -432,7 +432,7 @@ async def test_a_message_is_not_sent_again_for_ever() -> None:
     case.dispatch.places = {0: placement(0)}
     await case.add("a")
     await case.done()
-    assert case.dispatch.indices == [0] * (1 + MOST_TRIES)
+    assert case.dispatch.indices == [0] * (1 + MOST_REPUBLISHES)
     assert case.outcomes == [Outcome.UNROUTABLE]
 
 
