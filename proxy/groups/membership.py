@@ -38,9 +38,9 @@ Connect = Callable[[], Awaitable[AbstractConnection]]
 TRY: Final = 5.0
 """Seconds that the broker has to open a channel with its queue, and to take one beat."""
 
-FIRST_PAUSE: Final = 0.5
-LONGEST_PAUSE: Final = 8.0
-"""Seconds until the next try after a failed one: the first pause, which doubles up to the longest one."""
+FIRST_REJOIN_PAUSE: Final = 0.5
+LONGEST_REJOIN_PAUSE: Final = 8.0
+"""Seconds from the loss of the channel of beats to the next try to open one: the pause doubles up to the longest."""
 
 NO_ECHO: Final = 20.0
 """Seconds after a beat of this sidecar after which its channel is replaced if none has come back over it."""
@@ -90,14 +90,14 @@ class Room:
         self._task.cancel()
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE
+        pause = FIRST_REJOIN_PAUSE
         while not self._is_closing:
             channel: AbstractChannel | None = None
             try:
                 async with asyncio.timeout(TRY):
                     channel = await self.line.beats.channel()
                     exchange, queue = await self._enter(channel)
-                pause = FIRST_PAUSE
+                pause = FIRST_REJOIN_PAUSE
                 self._sent_at = 0.0
                 self._tell("", queue)
                 await self._send_all(channel, exchange, queue)
@@ -111,7 +111,7 @@ class Room:
                 await _closed(channel)
             if not self._is_closing:
                 await asyncio.sleep(random.uniform(pause / 2, pause))
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, LONGEST_REJOIN_PAUSE)
 
     async def _enter(self, channel: AbstractChannel) -> tuple[AbstractExchange, str]:
         """Have beats come; return the exchange that they go to, and the name of the queue by which they come."""

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from proxy.groups.attempts import Attempts
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.timing import FIRST_PAUSE, LONGEST_PAUSE
+from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Member:
     def refused(self, shard: str, why: str, now: float, *, lacked_room: bool = False) -> bool:
         """Note that a link to a shard was refused, so that the next try waits; return whether the reason is news."""
         before = self.pauses.get(shard)
-        length = FIRST_PAUSE if before is None else min(2 * before.length, LONGEST_PAUSE)
+        length = FIRST_LINK_PAUSE if before is None else min(2 * before.length, LONGEST_LINK_PAUSE)
         since = now if before is None else before.since
         self.pauses[shard] = Pause(since, now + length, length, why, lacked_room)
         return before is None or before.why != why

@@ -76,8 +76,8 @@ ANSWERED_WITHIN: Final = 1.0
 OPENED_WITHIN: Final = 5.0
 """From a link's basic.consume until the link counts as refused: its connection may hang."""
 
-FIRST_PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 60.0
+FIRST_LINK_PAUSE: Final = 1.0
+LONGEST_LINK_PAUSE: Final = 60.0
 """From a refusal of a link to the next try: the pause doubles from the first to the longest."""
 
 LOOK_EVERY: Final = 0.25 * BEAT

@@ -17,7 +17,7 @@ from proxy.wire.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROT
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 10.0
+LONGEST_RECONNECT_PAUSE = 10.0
 """The upper limit, in seconds, of the random pause between two tries to connect."""
 
 BUFFER = 1 << 20
@@ -238,7 +238,9 @@ class BrokerConnection:
                 self._over = True
                 self.changed()
                 return
-            pause = 0.1 if time.monotonic() - started > LONGEST_PAUSE else min(pause * 2, LONGEST_PAUSE)
+            pause = (
+                0.1 if time.monotonic() - started > LONGEST_RECONNECT_PAUSE else min(pause * 2, LONGEST_RECONNECT_PAUSE)
+            )
             await asyncio.sleep(random.uniform(0, pause))
 
     async def _connection(self, wanted: Callable[[bool], bool]) -> str:

@@ -10,7 +10,7 @@ from proxy.topology.management import ManagementError, NotAskableError
 from proxy.topology.reading import VhostNotListedError
 from proxy.topology.table import Name, Router, Unread
 
-LONGEST_PAUSE = 2.0
+LONGEST_LOOKUP_PAUSE = 2.0
 """The most seconds between two tries of a look-up, unless the API asked to wait longer."""
 
 
@@ -131,7 +131,7 @@ class LookUps:
                 shared.fault = str(error)
                 retry_after = error.retry_after
             await asyncio.sleep(max(random.uniform(0, pause), retry_after))
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, LONGEST_LOOKUP_PAUSE)
             if not shared.waiting:
                 raise NotReadable(shared.fault)
 

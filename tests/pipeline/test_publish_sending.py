@@ -47,7 +47,7 @@ PER_BATCH = 100
 @pytest.fixture(autouse=True)
 def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a connection that is lost 50 times would pause for up to 10 s."""
-    monkeypatch.setattr(connection, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(connection, "LONGEST_RECONNECT_PAUSE", 0.1)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from proxy.groups.model import TABLE, Link, LinkAction, LinkEvent, LinkState, Member
-from proxy.groups.timing import FIRST_PAUSE, LONGEST_PAUSE
+from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
 
 
 def link(state: LinkState = LinkState.NONE, *, no_ack: bool = False) -> Link:
@@ -55,13 +55,13 @@ def test_every_state_but_the_first_ends_whatever_the_broker_or_the_session_does(
 def test_the_pause_after_a_refusal_doubles_and_tells_since_when() -> None:
     member = Member("m", "/", "orders", 1, b"tag")
     assert member.refused("s", "403", 10.0)
-    assert member.pauses["s"][:3] == (10.0, 10.0 + FIRST_PAUSE, FIRST_PAUSE)
+    assert member.pauses["s"][:3] == (10.0, 10.0 + FIRST_LINK_PAUSE, FIRST_LINK_PAUSE)
     assert not member.refused("s", "403", 12.0)
-    assert member.pauses["s"][:3] == (10.0, 12.0 + 2 * FIRST_PAUSE, 2 * FIRST_PAUSE)
+    assert member.pauses["s"][:3] == (10.0, 12.0 + 2 * FIRST_LINK_PAUSE, 2 * FIRST_LINK_PAUSE)
     assert member.refused("s", "404", 20.0)
     for _ in range(20):
         member.refused("s", "404", 30.0)
-    assert member.pauses["s"].length == LONGEST_PAUSE
+    assert member.pauses["s"].length == LONGEST_LINK_PAUSE
 
 
 def test_a_pause_for_lack_of_room_is_over_as_soon_as_a_link_ends() -> None:

@@ -551,7 +551,7 @@ async def test_cancelled_while_it_closes() -> None:
 
 async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that end in every way, under publishes that never stop."""
-    monkeypatch.setattr(connection_module, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(connection_module, "LONGEST_RECONNECT_PAUSE", 0.02)
     broker = FakeBroker()
     ends: list[Callable[[Visit], object]] = [
         Visit.drop,
