@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 0.5
+_SHUTDOWN_TIMEOUT = 0.5
 """Seconds for the last requests of open connections and the last bytes of answers, once the drain is over."""
 
 
@@ -142,7 +142,7 @@ async def run(settings: Settings) -> None:
             gate.draining = True
             http.drain()
             await asyncio.gather(_drain(gate, publisher, settings.drain_time), listener.drain(settings.drain_time))
-            await http.take_leave(_LAST_WORDS)
+            await http.take_leave(_SHUTDOWN_TIMEOUT)
 
 
 def _reader(settings: Settings, api: Management, router: Router, selection: Selection) -> Reader:
@@ -307,7 +307,7 @@ async def _grouping(groups: "Groups | None") -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
-    """Close the publisher on exit. A broker that does not answer holds the exit up for `_LAST_WORDS` seconds at most.
+    """Close the publisher on exit. A broker that does not answer holds the exit up for `_SHUTDOWN_TIMEOUT` seconds at most.
 
     HTTP clients get the same time.
     """
@@ -315,7 +315,7 @@ async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
         yield
     finally:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_SHUTDOWN_TIMEOUT):
                 await publisher.aclose()
 
 
@@ -329,7 +329,7 @@ async def _listening(
     tls: ServerTls | None = None,
 ) -> AsyncIterator[ProblemRunner]:
     """Serve an application on an address while the context lasts. Raises ConfigError where it cannot be bound."""
-    runner = ProblemRunner(app, bounds, shutdown_timeout=_LAST_WORDS, answers=counts.http_answers[what])
+    runner = ProblemRunner(app, bounds, shutdown_timeout=_SHUTDOWN_TIMEOUT, answers=counts.http_answers[what])
     await runner.setup()
     try:
         try:

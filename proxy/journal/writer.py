@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 TURN = 1.0
 """Seconds after which a buffer is written although it is not full."""
 
-_LAST_WORDS = 5.0
+_FLUSH_TIMEOUT = 5.0
 """Seconds for writing what is left at the end."""
 
 _CHUNK = 1 << 18
@@ -170,7 +170,7 @@ def proxy_id() -> str:
 
 @contextlib.asynccontextmanager
 async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
-    """Run the writer's thread for as long as the context lasts; at its end, what is left gets `_LAST_WORDS`."""
+    """Run the writer's thread for as long as the context lasts; at its end, what is left gets `_FLUSH_TIMEOUT`."""
     thread = threading.Thread(target=writer.run, name="journal", daemon=True)
     thread.start()
     turning = asyncio.create_task(_turning(journal))
@@ -181,12 +181,12 @@ async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await turning
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_FLUSH_TIMEOUT):
                 while not journal.turn():  # noqa: ASYNC110 - it is the thread that gives a buffer back
                     await asyncio.sleep(_WAIT)
         journal.abandon()
         writer.finish()
-        await asyncio.to_thread(thread.join, _LAST_WORDS)
+        await asyncio.to_thread(thread.join, _FLUSH_TIMEOUT)
         if thread.is_alive():
             log.warning("the journal's last records were not written before the sidecar ended")
 

@@ -22,7 +22,7 @@ MOST_GUESTS = 64
 MOST_LOGINS = 64
 """Logins of guests that the broker has not answered yet, at most; a limit apart, since anyone may try to log in."""
 
-_LAST_WORDS = 0.2
+_CLOSE_TIMEOUT = 0.2
 """Seconds for the broker to answer connection.close when this sidecar ends."""
 
 Login = tuple[str, str]
@@ -241,7 +241,7 @@ class Publisher:
         """Close every connection, in good order if the broker answers at once; what is in flight becomes UNKNOWN."""
         tasks = [group.task for group in self._running if group.task is not None]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await asyncio.gather(*(connection.aclose() for connection in self._all_connections()))
         for task in tasks:
             task.cancel()

@@ -405,7 +405,7 @@ async def test_closing_waits_for_a_broker_that_answers_and_for_no_other(
     polite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if polite:  # what it waits for one that does not answer is what it does not wait here
-        monkeypatch.setattr(publisher_module, "_LAST_WORDS", LONG)
+        monkeypatch.setattr(publisher_module, "_CLOSE_TIMEOUT", LONG)
     broker = FakeBroker(polite=polite)
     results = Results()
     async with publishing(broker, connections=2) as publisher:
