@@ -307,10 +307,7 @@ async def _grouping(groups: "Groups | None") -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
-    """Close the publisher on exit. A broker that does not answer holds the exit up for `_SHUTDOWN_TIMEOUT` seconds at most.
-
-    HTTP clients get the same time.
-    """
+    """Close the publisher on exit, within `_SHUTDOWN_TIMEOUT` as HTTP clients are: a broker may not answer."""
     try:
         yield
     finally:
