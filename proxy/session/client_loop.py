@@ -99,7 +99,7 @@ def from_client(c: Connection, data: bytes) -> None:
     if way.rest:
         data, way.rest = way.rest + data, b""
     inside, behind = way.body_left, b""
-    if waiting.stalled or c.still_crowded():
+    if waiting.stalled or c.recheck_crowded():
         # The end of a frame that has begun is taken all the same: nothing that waits can go on before it.
         data, behind = data[:inside], data[inside:]
     if data:
@@ -120,7 +120,7 @@ def resume(c: Connection) -> None:
     """
     way, waiting = c.to_broker, c.waiting
     inside = waiting.channels.get(way.body_of) if way.body_left and way.dropping else None
-    if (way.body_left and inside is None) or way.more or c.phase > Phase.DRAINING or c.still_crowded():
+    if (way.body_left and inside is None) or way.more or c.phase > Phase.DRAINING or c.recheck_crowded():
         return
     for channel in list(waiting.channels.values()):
         backlog = channel.backlog

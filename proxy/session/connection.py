@@ -112,8 +112,8 @@ class Connection:
             return True
         return self.ahead or (self.crowded is not None and self.running)
 
-    def still_crowded(self) -> bool:
-        """Return whether `crowded` has over half of MOST_UNSETTLED publishes without an answer; forget it if not."""
+    def recheck_crowded(self) -> bool:
+        """Forget `crowded` once half of its MOST_UNSETTLED publishes have their answer; return whether it stays."""
         channel = self.crowded
         if channel is not None and channel.confirms.unsettled <= MOST_UNSETTLED // 2:
             channel = self.crowded = None
@@ -134,7 +134,7 @@ class Connection:
         """The virtual host that the client asked for; empty before it has asked."""
         return self.handshake.vhost
 
-    def expire(self) -> None:
+    def drop_old_routes(self) -> None:
         """Forget routes that are too old to serve."""
         if self.table is not None and self.table.expires < self.now:
             self.table.clear()

@@ -86,7 +86,7 @@ class Waiter:
                 if fault:
                     self._refuse(channel, backlog, fault)
                 backlog.awaited = None
-                await self._taken(channel, backlog)
+                await self._resume(channel, backlog)
             following = channel.backlog
             if following is None or following.size < backlog.size:
                 # The backlog's first frame went on: the next that waits has the whole time again.
@@ -108,7 +108,7 @@ class Waiter:
         while True:
             try:
                 async with asyncio.timeout(asked + within - time.monotonic()):
-                    await self._moved(channel, backlog)
+                    await self._backlog_ended(channel, backlog)
                     return ""
             except TimeoutError:
                 if may_go_on(channel, backlog, self._connection.interceptor):
@@ -118,17 +118,17 @@ class Waiter:
             # A message of the number's last channel is on its way again, which has a limit of its own.
             asked = time.monotonic()
 
-    async def _taken(self, channel: Channel, backlog: Backlog) -> None:
+    async def _resume(self, channel: Channel, backlog: Backlog) -> None:
         """Let the client's frames in a backlog go on, after what they waited for or after a refusal.
 
         Returns once they have been taken or dropped. They can be taken once the client is not in the midst of a frame.
         """
-        self._connection.expire()
+        self._connection.drop_old_routes()
         client_loop.resume(self._connection)
         self._hand_on()
-        await self._moved(channel, backlog)
+        await self._backlog_ended(channel, backlog)
 
-    async def _moved(self, channel: Channel, backlog: Backlog) -> None:
+    async def _backlog_ended(self, channel: Channel, backlog: Backlog) -> None:
         """Wait until a backlog has been taken again, or dropped."""
         while self._connection.running and channel.backlog is backlog:
             self.heard.clear()

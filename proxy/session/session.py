@@ -200,7 +200,7 @@ class Session:
     # The middle.
 
     def _from_client(self, data: bytes) -> None:
-        self.connection.expire()
+        self.connection.drop_old_routes()
         client_loop.from_client(self.connection, data)
 
     def _rest_of_frame(self, data: bytes) -> None:

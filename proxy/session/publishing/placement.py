@@ -69,7 +69,7 @@ def place_of(  # noqa: C901 - one decision, in its order
     """
     if not _may_go_out(c) or message.tries >= MOST_REPUBLISHES or c.table is None:
         return None
-    c.expire()
+    c.drop_old_routes()
     found = c.table.found_since(message.exchange, message.returned_at)
     if isinstance(found, Unread):
         return _unless_tried(tried, found)

@@ -13,7 +13,7 @@ def test_before_a_virtual_host_is_open_nothing_is_counted() -> None:
     assert c.route(b"x") is None
     assert not c.waiting.channels
     assert not c.running
-    c.expire()
+    c.drop_old_routes()
     with pytest.raises(RuntimeError):
         _ = c.counter_table
 
