@@ -11,8 +11,8 @@ from proxy.session.sockets import PeerSocket
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import INTERNAL_ERROR
 
-_LOOKS = 5
-"""How often in `CLOSE_WITHIN` a channel that this proxy closes is looked at."""
+_CLOSE_CHECKS = 5
+"""How often within `CLOSE_WITHIN` it is checked whether the broker has closed a channel."""
 
 
 class AnswerDeadlines:
@@ -37,18 +37,18 @@ class AnswerDeadlines:
     def watch(self) -> None:
         """Look after the messages that are under way again, from now on if not already."""
         if self._connection.republishing.under_way and self._timer is None:
-            self._timer = self._loop.call_later(time_limits.PLACED_WITHIN / 10, self._guarded, self._look)
+            self._timer = self._loop.call_later(time_limits.PLACED_WITHIN / 10, self._guarded, self._check_republished)
 
     def watch_close(self, channel: Channel) -> None:
         """Look after a channel that this proxy closes, from now on."""
-        self._look_again(channel, _LOOKS)
+        self._schedule_close_check(channel, _CLOSE_CHECKS)
 
     def cancel(self) -> None:
         """Look after nothing any more: the session is over."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_republished(self) -> None:
         """End the session if a message that was published again has not been confirmed in time.
 
         Only the end of the session tells the message's publisher that it may be lost.
@@ -65,10 +65,10 @@ class AnswerDeadlines:
             self.expired = True
         self._go_on()
 
-    def _look_again(self, channel: Channel, looks: int) -> None:
-        self._loop.call_later(time_limits.CLOSE_WITHIN / _LOOKS, self._look_at, channel, looks)
+    def _schedule_close_check(self, channel: Channel, checks_left: int) -> None:
+        self._loop.call_later(time_limits.CLOSE_WITHIN / _CLOSE_CHECKS, self._check_close, channel, checks_left)
 
-    def _look_at(self, channel: Channel, looks: int) -> None:
+    def _check_close(self, channel: Channel, checks_left: int) -> None:
         """Close a channel towards its client if the broker has not answered channel.close in time.
 
         The broker may be busy with only this channel, so the session and its other channels go on.
@@ -78,9 +78,9 @@ class AnswerDeadlines:
             return
         if not channel.republished and not self._broker.is_held:
             # While the broker is held, its answer may have come without being read.
-            looks -= 1
-        if looks:
-            self._look_again(channel, looks)
+            checks_left -= 1
+        if checks_left:
+            self._schedule_close_check(channel, checks_left)
         else:
             closing.abandon(c, channel)
             self._go_on()
