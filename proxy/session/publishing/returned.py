@@ -75,17 +75,25 @@ class ReturnedMessage:
 class ParkedMessage:
     """A message that came back, from its return until it is known where it goes; its body is kept as it comes."""
 
-    __slots__ = ("bodies", "frame", "given_up", "header", "left", "message", "on_own", "tried", "unread")
+    __slots__ = ("bodies", "frame", "given_up", "header", "left", "message", "came_on_own_channel", "tried", "unread")
 
     def __init__(
-        self, message: ReturnedMessage, frame: bytes, header: bytes, left: int, unread: Read | None, *, on_own: bool
+        self,
+        message: ReturnedMessage,
+        frame: bytes,
+        header: bytes,
+        left: int,
+        unread: Read | None,
+        *,
+        came_on_own_channel: bool,
     ) -> None:
         """`frame` and `header` are the frames of basic.return and of its content header.
 
-        `left` counts the bytes of the body that have not come yet; `on_own` says that the message came back on the
-        session's own channel.
+        `left` counts the bytes of the body that have not come yet; `came_on_own_channel` says that the message came
+        back on the session's own channel, so it had been published again before.
         """
-        self.message, self.frame, self.header, self.left, self.on_own = message, frame, header, left, on_own
+        self.message, self.frame, self.header, self.left = message, frame, header, left
+        self.came_on_own_channel = came_on_own_channel
         self.unread = unread
         """The ring or exchange to be read before the message can be placed.
 

@@ -106,7 +106,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     left = content.body_size(data, start)
     if isinstance(to, Stale | Unread) or (unstamped is None and message.exchange in c.republishing.parking):
         unread = to if isinstance(to, Stale | Unread) else None
-        parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, on_own=False))
+        parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, came_on_own_channel=False))
         c.republishing.expect(channel, Return(b"", left, parked=parked) if left else None)
         return b""
     if to is not None and placement.publish(c, message, to, data, start, stop):
@@ -174,7 +174,7 @@ def place_parked(c: Connection) -> None:
             if to is not None and placement.publish(c, message, to, parked.header, 7, stop):
                 _send_again(c, parked)
             else:
-                _give_back(c, parked)
+                _return_to_client(c, parked)
 
 
 def _send_again(c: Connection, parked: ParkedMessage) -> None:
@@ -182,13 +182,13 @@ def _send_again(c: Connection, parked: ParkedMessage) -> None:
     message, bodies = parked.message, parked.bodies
     for number, frame in enumerate(bodies, 1):
         placement.publish_body(c, message, frame, 0, len(frame), last=not parked.left and number == len(bodies))
-    if parked.left and parked.on_own:
+    if parked.left and parked.came_on_own_channel:
         c.republishing.again, c.republishing.parked = message, None
     elif parked.left:
         c.republishing.expect(message.channel, Return(b"", parked.left, message))
 
 
-def _give_back(c: Connection, parked: ParkedMessage) -> None:
+def _return_to_client(c: Connection, parked: ParkedMessage) -> None:
     """Give a message that no queue takes back to its client, if it asked for mandatory, with an answer behind it."""
     message, frames = parked.message, b""
     placement.note_stale(c, message)
@@ -199,7 +199,7 @@ def _give_back(c: Connection, parked: ParkedMessage) -> None:
     if not parked.left:
         # The message is whole: the return and the answer go out now.
         c.to_client.insert(frames + placement.settle(c, message, _settlement(message)))
-    elif parked.on_own:
+    elif parked.came_on_own_channel:
         # The rest of the body comes on the session's own channel. The client gets the return once it is whole.
         own = c.republishing
         own.to_client, own.unroutable, own.parked = [frames] if frames else [], message, None
@@ -394,7 +394,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
         own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
-        parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, on_own=True))
+        parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, came_on_own_channel=True))
         own.parked = parked if left else None
         return b""
     if to is not None and placement.publish(c, message, to, data, start, stop):
