@@ -75,7 +75,7 @@ class ReturnedMessage:
 class ParkedMessage:
     """A message that came back, from its return until it is known where it goes; its body is kept as it comes."""
 
-    __slots__ = ("bodies", "frame", "given_up", "header", "left", "message", "came_on_own_channel", "tried", "unread")
+    __slots__ = ("bodies", "came_on_own_channel", "frame", "given_up", "header", "left", "message", "tried", "unread")
 
     def __init__(
         self,
