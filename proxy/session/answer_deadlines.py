@@ -76,7 +76,7 @@ class AnswerDeadlines:
         c = self._connection
         if c.phase is Phase.OVER or channel.state != ChannelState.REFUSING:
             return
-        if not channel.republished and not self._broker.is_held:
+        if not channel.unsettled_returns and not self._broker.is_held:
             # While the broker is held, its answer may have come without being read.
             checks_left -= 1
         if checks_left:

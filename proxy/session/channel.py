@@ -62,8 +62,8 @@ class Channel:
     __slots__ = (
         "backlog", "bits", "body_left_to_client", "confirms", "declaring", "deferred", "exchange", "expect", "frame",
         "has_other_state", "header_start", "id", "key", "last_queue", "left", "merge", "method_start", "naming",
-        "nonce", "owed_close_ok", "pending", "refusal", "reopening", "republished", "routed", "sampled", "sampled_at",
-        "state", "transactional", "withheld",
+        "nonce", "owed_close_ok", "pending", "refusal", "reopening", "routed", "sampled", "sampled_at", "state",
+        "transactional", "unsettled_returns", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -113,7 +113,7 @@ class Channel:
         """Whether a publish of the channel went to a ring's destination, and may come back with stamps."""
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
         """The upper bits of the channel's ring ids, by which they differ from those of all other channels."""
-        self.republished = 0
+        self.unsettled_returns = 0
         """How many publishes of the channel came back and have no final answer: they are parked, or published again."""
         self.body_left_to_client = 0
         """Bytes still to come of the body that the broker is sending the client; -1 before its content header.

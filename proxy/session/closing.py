@@ -386,7 +386,7 @@ def note_missing(c: Connection, exchanges: list[bytes]) -> None:
 
 def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the broker's channel.close-ok, which waits behind the answers to messages that came back."""
-    if channel.republished and c.phase <= Phase.LEAVING:
+    if channel.unsettled_returns and c.phase <= Phase.LEAVING:
         channel.deferred.append(data[i:end])
         return b""
     if channel.state == ChannelState.REFUSING:

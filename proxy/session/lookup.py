@@ -113,7 +113,7 @@ class Waiter:
             except TimeoutError:
                 if may_go_on(channel, backlog, self._connection.interceptor):
                     return ""  # all that is due is the end of the client's frame
-                if awaited is not Wait.BEING_CLOSED or not channel.republished:
+                if awaited is not Wait.BEING_CLOSED or not channel.unsettled_returns:
                     return f"{awaited.value} within {within:g} s"
             # A message of the number's last channel is on its way again, which has a limit of its own.
             asked = time.monotonic()

@@ -188,7 +188,7 @@ def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> b
     confirms = channel.confirms
     if not takes_frames(channel):
         return b""
-    if not channel.republished and channel.deferred:
+    if not channel.unsettled_returns and channel.deferred:
         c.republishing.released.append(channel)
     if not confirms.answered or message.origin.number <= confirms.base:
         if settlement.outcome is not Outcome.CONFIRMED:

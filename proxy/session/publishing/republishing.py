@@ -130,14 +130,14 @@ class Republishing:
         self.tag += 1
         message.tag = self.tag
         message.tries += 1
-        message.channel.republished += 1
+        message.channel.unsettled_returns += 1
         self.under_way[message.tag] = message
         self.by_ring_id[message.ring_id] = message
 
     def take(self, message: ReturnedMessage) -> None:
         """Take a message that the broker has answered out of `under_way`, if it is in there."""
         if self.under_way.pop(message.tag, None) is message:
-            message.channel.republished -= 1
+            message.channel.unsettled_returns -= 1
             self.by_ring_id.pop(message.ring_id, None)
         message.tag = 0
 

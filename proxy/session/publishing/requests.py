@@ -122,7 +122,7 @@ def end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i
 
 def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take a broker's -ok, which belongs to the channel's first pending request: they are answered in order."""
-    if channel.deferred or (method == TX_COMMIT_OK and channel.republished):
+    if channel.deferred or (method == TX_COMMIT_OK and channel.unsettled_returns):
         # An -ok waits behind the first that waits, too.
         channel.deferred.append(data[i:end])
         return b""

@@ -131,7 +131,7 @@ def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
     confirms = channel.confirms
     if confirms.answered and number > confirms.low and number not in confirms.returned:
         confirms.came_back(number, None)
-    channel.republished += 1
+    channel.unsettled_returns += 1
     channel.body_left_to_client = 0  # the client is not in the midst of a content
     c.republishing.gathering += parked.left > 0  # the body does not go to the client now, so it must come whole
     c.republishing.parking.put(parked)
@@ -169,7 +169,7 @@ def place_parked(c: Connection) -> None:
                     break
                 to = None
             c.republishing.parking.remove(parked)
-            message.channel.republished -= 1
+            message.channel.unsettled_returns -= 1
             message.since = c.now  # the time of the reading is not the broker's
             if to is not None and placement.publish(c, message, to, parked.header, 7, stop):
                 _send_again(c, parked)
@@ -370,7 +370,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if half is not None:
         # The rest of its body will not come.
         c.republishing.parking.remove(half)
-        half.message.channel.republished -= 1
+        half.message.channel.unsettled_returns -= 1
         lost.append(half.message)
     elif ended is not None and ended not in lost:
         lost.append(ended)

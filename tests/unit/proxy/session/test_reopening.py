@@ -99,7 +99,7 @@ def test_what_came_back_and_is_on_its_way_again_is_nacked_too() -> None:
     assert w.broker(ack(OURS, 1)) == b""
     w.client(message(1, b"x", KEPT[0]))
     assert w.broker(ack(1, 1)) == ack(1, 2)
-    assert w.c.channels[1].republished == 0
+    assert w.c.channels[1].unsettled_returns == 0
 
 
 @pytest.mark.parametrize("found", [None, laned(LEFT)])
@@ -112,7 +112,7 @@ def test_what_came_back_and_waits_for_a_reading_is_nacked_and_no_more(found: Ent
     assert w.both(GONE) == (AGAIN, nack(1, 2, multiple=True))
     assert w.reread({"x": found}) == (b"", b"")
     assert not w.c.republishing.parking
-    assert w.c.channels[1].republished == 0
+    assert w.c.channels[1].unsettled_returns == 0
 
 
 def test_nor_is_it_returned_if_it_comes_back_once_more() -> None:

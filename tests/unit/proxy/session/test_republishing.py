@@ -437,7 +437,7 @@ def test_what_clients_are_told_in_any_order_of_answers(name: str, steps: list[tu
     count, acked, nacked, unroutable, unknown, sent = counted(w)
     assert (count, acked + nacked, unroutable + unknown + sent) == (3, 3, 0)
     assert nacked == {"nacked by the first, all": 3, "all nacked": 2}.get(name, "nacked" in name)
-    assert (w.c.channels[1].republished, w.c.channels[1].confirms.unsettled) == (0, 0)
+    assert (w.c.channels[1].unsettled_returns, w.c.channels[1].confirms.unsettled) == (0, 0)
 
 
 def test_it_is_published_again_so_often_and_no_more() -> None:
@@ -480,7 +480,7 @@ def test_what_comes_back_from_there_for_good_in_any_chunking(bits: int, confirmi
         assert w.reread({}) == (b"", told)
         assert (
             w.c.republishing.gathering,
-            w.c.channels[1].republished,
+            w.c.channels[1].unsettled_returns,
             w.c.republishing and w.c.republishing.under_way,
         ) == (
             0,
@@ -503,7 +503,7 @@ def test_the_rest_of_what_comes_back_from_there_for_good_is_told_whole(bits: int
     assert w.both(parts[2].whole + ack(2, 1)) == (b"", ack(2, 1))
     told = message_back(LOST[0], b"hel", b"lo") + ack(1, 1) if bits else nack(1, 1)
     assert w.both(parts[3].whole + ack(OURS, 1)) == (b"", told)
-    assert (w.c.republishing.gathering, w.c.channels[1].republished) == (0, 0)
+    assert (w.c.republishing.gathering, w.c.channels[1].unsettled_returns) == (0, 0)
 
 
 def test_a_channel_that_was_closed_meanwhile_gets_nothing_of_it() -> None:
@@ -567,4 +567,4 @@ def test_in_the_midst_of_what_comes_back_once_more(bits: int) -> None:
     w.both(frames(*split(back(frames_of(one), 3))[:2]))
     w.reread({"x": ring(queue("q9"))} if not bits else {})
     assert w.both(CLOSED[0]) == (OURS_CLOSE_OK, nack(1, 1))
-    assert (w.c.republishing.gathering, w.c.channels[1].republished) == (0, 0)
+    assert (w.c.republishing.gathering, w.c.channels[1].unsettled_returns) == (0, 0)

@@ -406,7 +406,7 @@ def test_each_publish_is_told_of_once_and_none_is_acked_that_no_queue_took(rando
     # Nothing is left over.
     assert w.c.republishing is None or not w.c.republishing.under_way
     assert (w.c.republishing.gathering, w.c.to_client.rest, w.c.to_broker.rest, scene.half) == (0, b"", b"", b"")
-    assert all(not channel.republished and not channel.deferred for channel in w.c.channels.values())
+    assert all(not channel.unsettled_returns and not channel.deferred for channel in w.c.channels.values())
     assert list(w.c.channels) == ([CONFIRMED] if scene.closed else [CONFIRMED, TRANSACTED])
     # No message is there twice, in whatever order things went.
     assert all(count == 1 for count in Counter(broker.stored).values())

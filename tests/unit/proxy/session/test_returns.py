@@ -331,7 +331,7 @@ def test_a_copy_that_is_forwarded_before_its_original_is_confirmed_is_the_client
     assert copy._replace(header=b"") == original._replace(header=b"", bits=asked)
     w, comes_back = out.wire, back(out.to_broker)
     assert w.both(comes_back) == (b"", comes_back)
-    assert w.c.channels[1].republished == 0
+    assert w.c.channels[1].unsettled_returns == 0
     if confirming:
         assert w.broker(ack(1, 2, multiple=True)) == ack(1, 2, multiple=True)
 
