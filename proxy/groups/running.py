@@ -167,7 +167,7 @@ class RunningGroup:
             self.readings.tell()
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
-                self._look_for_acks(now)
+                self._check_ack_timeouts(now)
                 self._tell_redelivered(now)
                 self.state.attempts.expire(time.time())
             before = self.state.decision
@@ -247,7 +247,7 @@ class RunningGroup:
             if consumers is None:
                 return
 
-    def _look_for_acks(self, now: float) -> None:
+    def _check_ack_timeouts(self, now: float) -> None:
         """End the links whose client has not settled a delivery within the limits."""
         self._actions = {each: actions for each, actions in self._actions.items() if each in self.state.local}
         times: list[float] = []
@@ -255,11 +255,11 @@ class RunningGroup:
             actions = self._actions[member.id]
             with self._a_session():
                 for shard, at in actions.oldest_unacked(member).items():
-                    if not self._end_unacked(member, actions, shard, now, now - at):
+                    if not self._end_if_ack_overdue(member, actions, shard, now, now - at):
                         times.append(at)
         self.oldest_unacked_at = min(times, default=0.0)
 
-    def _end_unacked(self, member: Member, actions: Actions, shard: str, now: float, age: float) -> bool:
+    def _end_if_ack_overdue(self, member: Member, actions: Actions, shard: str, now: float, age: float) -> bool:
         """End a link of which a delivery is so many seconds old, if that is too long; return whether it was ended."""
         parts, link = self._parts, member.links.get(shard)
         if link is None:
