@@ -17,7 +17,7 @@ from yarl import URL
 
 from proxy.process.identity import ID_HEADER, JOB, SIDECAR_ID
 from proxy.settings.config import Settings
-from proxy.topology.answers import MAX_VALUES, TopologyError, decoded_whole
+from proxy.topology.answers import MAX_VALUES, TopologyError, decode_whole
 from proxy.topology.http_client import limited, session
 from proxy.topology.management import Management, ManagementError
 
@@ -125,7 +125,7 @@ async def _ask(client: aiohttp.ClientSession, sidecar: str, vhost: str, exchange
         async with client.get(URL(sidecar.rstrip("/") + path, encoded=True), allow_redirects=False) as response:
             if response.status not in (200, 404):
                 return Answer(sidecar, None, f"answers {response.status}")
-            told = decoded_whole(await limited(response, MAX_ANSWER), MAX_VALUES)
+            told = decode_whole(await limited(response, MAX_ANSWER), MAX_VALUES)
             process = response.headers.get(ID_HEADER, "")
             if response.status == 404 and isinstance(told, Mapping) and told.get("type") == _UNKNOWN_EXCHANGE:
                 # It has looked for the exchange: its user does not see the virtual host, or it is of another cluster.

@@ -152,7 +152,7 @@ QUEUE = msgspec.json.Decoder(QueuePage)
 REFUSAL = msgspec.json.Decoder(Refusal)
 
 
-def decoded(decoder: "msgspec.json.Decoder[T]", body: Body, what: str) -> T:
+def decode_answer(decoder: "msgspec.json.Decoder[T]", body: Body, what: str) -> T:
     """Return what an answer holds. Raises TopologyError, which calls the answer `what`, if it has another form.
 
     Raises ValueError or RecursionError if it is no JSON, or has more than MAX_VALUES values.
@@ -164,7 +164,7 @@ def decoded(decoder: "msgspec.json.Decoder[T]", body: Body, what: str) -> T:
         raise TopologyError(f"{what}: {error}") from None
 
 
-def decoded_whole(body: Body, most: int) -> object:
+def decode_whole(body: Body, most: int) -> object:
     """Return the JSON value of a body with all that is in it.
 
     Raises ValueError or RecursionError if it is no JSON, or has more than `most` values.

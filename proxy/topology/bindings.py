@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from proxy.topology import answers
-from proxy.topology.answers import Body, ExchangeArguments, ExchangePage, decoded
+from proxy.topology.answers import Body, ExchangeArguments, ExchangePage, decode_answer
 from proxy.topology.answers import TopologyError as TopologyError
 from ring.destination import MAX_WEIGHT, Destination, WeightError, parse_weight
 from ring.hashed import HASHED_PROPERTIES, HashedValue
@@ -131,12 +131,12 @@ class Bindings:
 
 def parse_exchange(body: Body) -> Exchange:
     """Return the exchange in an answer to `GET /api/exchanges/{vhost}/{name}`."""
-    return _exchange(decoded(answers.EXCHANGE, body, "exchange"))
+    return _exchange(decode_answer(answers.EXCHANGE, body, "exchange"))
 
 
 def find_exchange(body: Body, name: str) -> Exchange | None:
     """Return an exchange from an answer to `GET /api/exchanges/{vhost}`; None if it is not among them."""
-    items = decoded(answers.EXCHANGES, body, "exchanges")
+    items = decode_answer(answers.EXCHANGES, body, "exchanges")
     return next((_exchange(item) for item in items if item.name == name), None)
 
 
@@ -164,13 +164,13 @@ def parse_bindings(body: Body) -> tuple[Binding, ...]:
 
     One item of the wrong form makes the whole answer malformed, so that half an answer is never used.
     """
-    items = decoded(answers.BINDINGS, body, "bindings")
+    items = decode_answer(answers.BINDINGS, body, "bindings")
     return _bindings(items)
 
 
 def parse_bindings_with_arguments(body: Body) -> tuple[Binding, ...]:
     """Return those of the bindings in such an answer that have arguments."""
-    items = decoded(answers.BINDINGS_WITH_ARGUMENTS, body, "bindings")
+    items = decode_answer(answers.BINDINGS_WITH_ARGUMENTS, body, "bindings")
     return _bindings([item for item in items if item.arguments])
 
 
@@ -275,24 +275,24 @@ def weight_of(key: str, exchange_type: str) -> int:
 
 def parse_alternate_policies(body: Body) -> frozenset[str]:
     """Return the policies that give exchanges an alternate exchange, from an answer to `GET /api/policies/{vhost}`."""
-    policies = decoded(answers.POLICIES, body, "policies")
+    policies = decode_answer(answers.POLICIES, body, "policies")
     return frozenset(policy.name for policy in policies if policy.definition.alternate_exchange is not UNSET)
 
 
 def parse_applied_policies(body: Body) -> Mapping[str, str]:
     """Return the policy of each exchange that has one, by its name, from an answer to `GET /api/exchanges/{vhost}`."""
-    items = decoded(answers.APPLIED_POLICIES, body, "exchanges")
+    items = decode_answer(answers.APPLIED_POLICIES, body, "exchanges")
     return {item.name: item.policy for item in items if item.policy is not None}
 
 
 def parse_cluster_name(body: Body) -> str:
     """Return the name in an answer to `GET /api/cluster-name`."""
-    return decoded(answers.CLUSTER, body, "cluster-name").name
+    return decode_answer(answers.CLUSTER, body, "cluster-name").name
 
 
 def parse_names(body: Body, what: str) -> frozenset[str]:
     """Return the `name` of each item of a list in an answer; the error calls the list `what`."""
-    return frozenset(item.name for item in decoded(answers.NAMES, body, what))
+    return frozenset(item.name for item in decode_answer(answers.NAMES, body, what))
 
 
 def parse_nodes(body: Body) -> frozenset[str]:
@@ -300,7 +300,8 @@ def parse_nodes(body: Body) -> frozenset[str]:
 
     The result is empty for an API without that field.
     """
-    return frozenset(node for vhost in decoded(answers.VHOSTS, body, "virtual hosts") for node in vhost.cluster_state)
+    vhosts = decode_answer(answers.VHOSTS, body, "virtual hosts")
+    return frozenset(node for vhost in vhosts for node in vhost.cluster_state)
 
 
 def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
@@ -326,7 +327,7 @@ def dead_letters_by_own_name(body: Body) -> str | None:
     routing key. Each of the two keys may come from an argument or from a policy. The result is None while the answer
     says nothing of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed).
     """
-    queue = decoded(answers.QUEUE, body, "queue")
+    queue = decode_answer(answers.QUEUE, body, "queue")
     arguments, policy = queue.arguments, queue.effective_policy_definition
     cause = "its argument x-dead-letter-exchange" if arguments.exchange is not UNSET else ""
     if not cause and policy is UNSET:

@@ -18,7 +18,7 @@ from yarl import URL
 from proxy.settings.connecting import in_words, not_http
 from proxy.settings.credentials import Credentials, of_url
 from proxy.settings.parse import Address
-from proxy.topology.answers import REFUSAL, Body, decoded, decoded_whole
+from proxy.topology.answers import REFUSAL, Body, decode_answer, decode_whole
 from proxy.topology.bindings import (
     Binding,
     Exchange,
@@ -403,7 +403,7 @@ _parse_exchange_names = functools.partial(parse_names, what="exchanges")
 
 def _parse_page(body: Body) -> object:
     """Return the JSON value of a page. Raises ValueError or RecursionError, also for null, which stands for 404."""
-    page = decoded_whole(body, MAX_PAGE_VALUES)
+    page = decode_whole(body, MAX_PAGE_VALUES)
     if page is None:
         raise ValueError("null")
     return page
@@ -414,7 +414,7 @@ async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:
     if response.status in (201, 204):
         return
     try:
-        reason = decoded(REFUSAL, await limited(response, _AT_ONCE), shown).reason
+        reason = decode_answer(REFUSAL, await limited(response, _AT_ONCE), shown).reason
     except (ValueError, RecursionError):
         reason = ""
     raise RefusedError(shown, response.status, reason or _IN_WORDS.get(response.status, ""))

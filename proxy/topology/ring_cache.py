@@ -148,7 +148,7 @@ class _File(msgspec.Struct):
 _FILE = msgspec.json.Decoder(_File)
 
 
-def encoded(saved: Saved) -> bytes:
+def encode_saved(saved: Saved) -> bytes:
     """Return the content of a file, as JSON."""
     return msgspec.json.encode(
         _File(
@@ -172,7 +172,7 @@ def encoded(saved: Saved) -> bytes:
     )
 
 
-def decoded(content: bytes) -> Saved:
+def decode_saved(content: bytes) -> Saved:
     """Return what a file keeps. Raises ValueError, which says what is wrong with the file."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"longer than {MOST_BYTES} bytes")
@@ -294,7 +294,7 @@ class RingCache:
                 if saved is None:
                     path.unlink(missing_ok=True)
                 else:
-                    self._write(path, encoded(saved))
+                    self._write(path, encode_saved(saved))
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 self._log_once(f"ring_cache_dir: {str(self._folder)!r}: a ring is not kept: {why}")
@@ -369,7 +369,7 @@ class RingCache:
                     raise ValueError("no regular file")
                 if not _is_own(status):
                     raise ValueError(f"it belongs to another user (uid {status.st_uid})")
-                saved = decoded(file.read(MOST_BYTES + 1))
+                saved = decode_saved(file.read(MOST_BYTES + 1))
             if path.name != file_name(saved.name):
                 raise ValueError("not the file of the exchange that it names")
         except FileNotFoundError:

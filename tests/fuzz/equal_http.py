@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from proxy.http.admission.limits import Limits
 from proxy.http.formats import fields
-from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.decoding import DecodingError, decode_json
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, unavailable
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
@@ -153,7 +153,7 @@ def items(rng: Random, say: Say) -> None:
     found = [item]
     with suppress(DecodingError):
         kept = [data for data in kept_of("messages") if data and data[0] % len(messages.KINDS) == messages.ITEM]
-        read = decoded(mutated(rng, kept)[1:])
+        read = decode_json(mutated(rng, kept)[1:])
         found += [cast("dict[str, Any]", read)] if isinstance(read, dict) else []
     for one in found:
         try:

@@ -14,7 +14,7 @@ from yarl import URL
 from proxy.http.admission.gate import Admitted, Gate
 from proxy.http.endpoints.management import ManagementEndpoint
 from proxy.http.formats import cloudevents, fields, parsing
-from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.decoding import DecodingError, decode_json
 from proxy.http.formats.fields import ItemError
 from proxy.http.formats.message import FAN_OUT, STAMPS, Message
 from proxy.http.formats.problems import ProblemError
@@ -52,7 +52,7 @@ def check(data: bytes) -> None:
     what, rest = (data[0] if data else 0) % len(KINDS), data[1:]
     if what == ITEM:
         with suppress(DecodingError):
-            item = decoded(rest)
+            item = decode_json(rest)
             if isinstance(item, dict):
                 with suppress(ItemError):
                     _check(fields.message_of(cast("dict[str, Any]", item))[1])
@@ -61,7 +61,7 @@ def check(data: bytes) -> None:
             _check(cloudevents.structured(rest))
     elif what == BATCHED:
         with suppress(DecodingError):
-            events = decoded(rest)
+            events = decode_json(rest)
             for event in events if isinstance(events, list) else ():
                 if isinstance(event, dict):
                     with suppress(ItemError):

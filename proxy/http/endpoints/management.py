@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import BasicAuth, web
 
 from proxy.http.admission.gate import Admitted, Gate, peer_of
-from proxy.http.formats.decoding import AmbiguousError, DecodingError, decoded
+from proxy.http.formats.decoding import AmbiguousError, DecodingError, decode_json
 from proxy.http.formats.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, unavailable
@@ -200,7 +200,7 @@ def _name(part: str) -> str:
 def _message(body: bytes, user: str) -> Message:
     """Return the message that the body asks to publish. Raises ProblemError 400 or 413."""
     try:
-        fields = decoded(body or b"{}")
+        fields = decode_json(body or b"{}")
     except DecodingError as error:
         if error.too_large:
             raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None

@@ -10,7 +10,7 @@ from enum import Enum
 from hashlib import blake2b
 from urllib.parse import unquote_to_bytes
 
-from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.decoding import DecodingError, decode_json
 from proxy.http.formats.fields import ItemError, as_json, from_base64, given, properties_of, unsized_short_string
 from proxy.http.formats.message import TRACES, Message, put_trace
 from proxy.wire.properties import (
@@ -94,7 +94,7 @@ def binary(headers: Collection[tuple[bytes, bytes]], body: bytes) -> Message:
 def structured(body: bytes, headers: Collection[tuple[bytes, bytes]] = ()) -> Message:
     """Return the message of a request whose body is one event; `headers` may add its trace. Raises ItemError."""
     try:
-        event = decoded(body)
+        event = decode_json(body)
     except DecodingError as error:
         raise ItemError(f"body: {error}", None, None, too_large=error.too_large) from None
     if not isinstance(event, dict):

@@ -47,7 +47,7 @@ def said(error: ValueError | RecursionError) -> str:
     return "a number is too long"
 
 
-def decoded(body: bytes) -> object:
+def decode_json(body: bytes) -> object:
     """Return the value of a body of JSON, in UTF-8. Raises DecodingError."""
     try:
         text = body.decode()

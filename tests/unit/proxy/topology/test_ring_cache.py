@@ -14,7 +14,7 @@ from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode
 from proxy.topology import ring_cache as cache_module
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
-from proxy.topology.ring_cache import KEPT_FOR, REWRITE_AFTER, RingCache, Saved, decoded, encoded, file_name
+from proxy.topology.ring_cache import KEPT_FOR, REWRITE_AFTER, RingCache, Saved, decode_saved, encode_saved, file_name
 from proxy.topology.table import Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -34,7 +34,7 @@ SAVED = Saved(
     PassReason.NOT_A_LANE,
     1_700_000_000.5,
 )
-GOOD: dict[str, Any] = json.loads(encoded(SAVED))
+GOOD: dict[str, Any] = json.loads(encode_saved(SAVED))
 
 
 def entry(weights: dict[Destination, int] | None = None, **fields: Any) -> Entry:
@@ -76,9 +76,9 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_what_is_kept_is_what_comes_back() -> None:
-    assert decoded(encoded(SAVED)) == SAVED
+    assert decode_saved(encode_saved(SAVED)) == SAVED
     bare = Saved(X, None, frozenset(), frozenset(), "topic", True, at=1.0)
-    assert decoded(encoded(bare)) == bare
+    assert decode_saved(encode_saved(bare)) == bare
 
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
@@ -133,13 +133,13 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("what", "changes"), WRONG)
 def test_a_file_with_a_wrong_value_is_not_believed(what: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=what):
-        decoded(json.dumps(GOOD | changes).encode())
+        decode_saved(json.dumps(GOOD | changes).encode())
 
 
 @pytest.mark.parametrize("key", sorted(GOOD))
 def test_a_file_without_a_value_is_not_believed(key: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decoded(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
+        decode_saved(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
 
 
 JSON = st.recursive(
@@ -152,10 +152,10 @@ JSON = st.recursive(
 @given(st.sampled_from(sorted(GOOD)), JSON)
 def test_any_value_gives_a_ring_or_a_value_error(key: str, value: object) -> None:
     try:
-        saved = decoded(json.dumps(GOOD | {key: value}).encode())
+        saved = decode_saved(json.dumps(GOOD | {key: value}).encode())
     except ValueError:
         return
-    assert encoded(saved) == encoded(decoded(encoded(saved)))
+    assert encode_saved(saved) == encode_saved(decode_saved(encode_saved(saved)))
     assert saved.weights == SAVED.weights
 
 
@@ -164,14 +164,14 @@ def test_any_value_gives_a_ring_or_a_value_error(key: str, value: object) -> Non
 @example(b"[]")
 @example(b"null")
 @example(b"\xff")
-@example(encoded(SAVED)[:-1]).via("cut short")
+@example(encode_saved(SAVED)[:-1]).via("cut short")
 @example(b"[" * 100_000).via("deep")
 @example(b" " * (cache_module.MOST_BYTES + 1)).via("long")
 @example(json.dumps(GOOD | {"vhost": "\ud800"}).encode()).via("a surrogate")
-@example(encoded(SAVED).replace(b"1700000000.5", b"9" * 5000)).via("a huge number")
+@example(encode_saved(SAVED).replace(b"1700000000.5", b"9" * 5000)).via("a huge number")
 def test_a_file_that_is_something_else_is_not_believed(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decoded(content)
+        decode_saved(content)
 
 
 def test_files_are_their_owner_s_alone_and_whole(cache: RingCache, tmp_path: Path, wall: Wall) -> None:
@@ -232,7 +232,7 @@ def test_there_is_a_limit_to_files(
     assert sorted(saved.name for saved in cache.load_all()) == names[3:]
     # Those of earlier starts count too.
     for age, name in enumerate(names[:3], 1):
-        (tmp_path / "rings" / file_name(name)).write_bytes(encoded(SAVED))
+        (tmp_path / "rings" / file_name(name)).write_bytes(encode_saved(SAVED))
         os.utime(tmp_path / "rings" / file_name(name), (wall.now - age, wall.now - age))
     for name in names[3:]:
         os.utime(tmp_path / "rings" / file_name(name), (wall.now, wall.now))
@@ -241,7 +241,7 @@ def test_there_is_a_limit_to_files(
     again = RingCache(tmp_path / "rings", wall)
     done(again)
     assert {file.name for file in files(tmp_path)} == {file_name(name) for name in (*names[3:5], names[0])}
-    monkeypatch.setattr(cache_module, "MOST_BYTES_READ", len(encoded(SAVED)))
+    monkeypatch.setattr(cache_module, "MOST_BYTES_READ", len(encode_saved(SAVED)))
     assert len(again.load_all()) <= 2
 
 
@@ -263,12 +263,12 @@ def fifo(path: Path) -> None:
 
 def link(path: Path) -> None:
     target = path.parent.parent / "target"
-    target.write_bytes(encoded(SAVED))
+    target.write_bytes(encode_saved(SAVED))
     path.symlink_to(target)
 
 
 def other(path: Path) -> None:
-    path.write_bytes(encoded(Saved(("/", "y"), *CLUSTER, CONSISTENT_HASH, False, at=1.0)))
+    path.write_bytes(encode_saved(Saved(("/", "y"), *CLUSTER, CONSISTENT_HASH, False, at=1.0)))
 
 
 @pytest.mark.parametrize("make", [fifo, link, other, Path.mkdir, lambda path: path.write_bytes(b"{")])
@@ -313,7 +313,7 @@ def test_a_folder_or_link_of_another_user_is_refused_and_untouched(
     behind, link = tmp_path / "behind", tmp_path / "rings"
     behind.mkdir()
     old = behind / file_name(X)
-    old.write_bytes(encoded(SAVED))
+    old.write_bytes(encode_saved(SAVED))
     os.utime(old, (wall.now - KEPT_FOR - 1,) * 2)
     link.symlink_to(behind)
     given_away(link, monkeypatch)
@@ -362,7 +362,7 @@ def test_a_file_of_another_user_is_not_believed(
     cache: RingCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "rings" / file_name(SAVED.name)
-    path.write_bytes(encoded(SAVED))
+    path.write_bytes(encode_saved(SAVED))
     assert cache.load(SAVED.name) == SAVED
     given_away(path, monkeypatch)
     assert (cache.load(SAVED.name), cache.load_all()) == (None, [])
@@ -376,7 +376,7 @@ def test_a_start_removes_no_file_but_its_own(tmp_path: Path, wall: Wall, monkeyp
     strange = [folder / name for name in ("notes.ring.json", ".ring-x.tmp.bak", "a.tmp", file_name(X))]
     for path in strange:
         path.write_text("x")
-    (folder / file_name(SAVED.name)).write_bytes(encoded(SAVED))
+    (folder / file_name(SAVED.name)).write_bytes(encode_saved(SAVED))
     (folder / ".ring-abc.tmp").write_text("half")
     for path in folder.iterdir():
         os.utime(path, (wall.now - KEPT_FOR - 1,) * 2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http.formats.decoding import MOST_STRUCTURE, DecodingError, Structure, decoded, exceeds
+from proxy.http.formats.decoding import MOST_STRUCTURE, DecodingError, Structure, decode_json, exceeds
 
 
 def outside(text: str) -> int:
@@ -47,9 +47,9 @@ def test_long_strings_are_no_structure(escape: str) -> None:
 def test_just_the_most() -> None:
     text = '["xyz"' + " " * (MOST_STRUCTURE - 2) + "]"
     assert not exceeds(text)
-    assert decoded(text.encode()) == ["xyz"]
+    assert decode_json(text.encode()) == ["xyz"]
     with pytest.raises(DecodingError, match=r"^has more than 262144 characters outside its strings$") as raised:
-        decoded(b" " + text.encode())
+        decode_json(b" " + text.encode())
     assert raised.value.too_large
 
 
@@ -58,7 +58,7 @@ def test_many_small_values_are_not_decoded() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DecodingError):
-            decoded(body)
+            decode_json(body)
         assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
     finally:
         tracemalloc.stop()
@@ -76,5 +76,5 @@ def test_many_small_values_are_not_decoded() -> None:
 )
 def test_what_is_wrong(body: bytes, words: str) -> None:
     with pytest.raises(DecodingError, match=f"^{words}$") as raised:
-        decoded(body)
+        decode_json(body)
     assert not raised.value.too_large
