@@ -13,7 +13,7 @@ from proxy.http.formats.cloudevents import Form, binary, form_of, identity_of, m
 from proxy.http.formats.fields import ItemError
 from proxy.http.formats.message import Message
 from proxy.http.formats.parsing import key_of, name_of, query_of, refuse_message_headers
-from proxy.http.formats.problems import ProblemError, unsupported
+from proxy.http.formats.problems import ProblemError, no_routing_key, unsupported
 from proxy.http.formats.scanning import Framing, Item
 from proxy.http.sending.batch import Batch, FieldNames
 from proxy.outcome import Outcome
@@ -48,8 +48,7 @@ class EventsEndpoint:
                 if problem.kind != "no-routing-key":
                     raise
                 field = "ce-partitionkey" if form is Form.BINARY else "partitionkey"
-                detail = f"{field}: missing; give the routing key in this attribute or as ?key="
-                raise ProblemError(problem.status, problem.kind, detail, problem.outcome) from None
+                raise no_routing_key(field, "in this attribute or as ?key=") from None
 
     async def _message(self, request: web.Request, admitted: Admitted, form: Form) -> Message:
         """Return the message of one event. Raises ProblemError.

@@ -7,7 +7,7 @@ from aiohttp import web
 from proxy.http.admission.gate import Gate, head_of
 from proxy.http.formats.answers import json_answer, named
 from proxy.http.formats.parsing import name_of, query_of, short
-from proxy.http.formats.problems import ProblemError
+from proxy.http.formats.problems import no_routing_key
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import place
 from proxy.outcome import Outcome
@@ -25,7 +25,7 @@ class RouteEndpoint:
         """Answer with the destination of a message with the routing key ``?key=``, or with the reason to pass it."""
         query = query_of(request, {"vhost", "key"})
         if "key" not in query:
-            raise ProblemError(400, "no-routing-key", "key: missing; give the routing key as ?key=", Outcome.INVALID)
+            raise no_routing_key("key", "as ?key=")
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
         name = name_of(request, query, self._settings.default_vhost)
         self._gate.authorize(request, name)

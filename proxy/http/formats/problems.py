@@ -100,6 +100,11 @@ def invalid(field: str, problem: str) -> ProblemError:
     return ProblemError(400, "bad-request", f"{field}: {problem}", Outcome.INVALID)
 
 
+def no_routing_key(field: str, remedy: str) -> ProblemError:
+    """Return a 400 for a message without the routing key that its exchange hashes: where to give it is in `remedy`."""
+    return ProblemError(400, "no-routing-key", f"{field}: missing; give the routing key {remedy}", Outcome.INVALID)
+
+
 def unsupported(detail: str) -> ProblemError:
     """Return a 415 for a body of a type that the endpoint does not take."""
     return ProblemError(415, "media-type", detail, Outcome.INVALID)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from proxy.http.formats.message import Message
-from proxy.http.formats.problems import ProblemError, invalid, refused, unavailable, unknown_exchange
+from proxy.http.formats.problems import ProblemError, invalid, no_routing_key, refused, unavailable, unknown_exchange
 from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
@@ -38,9 +38,6 @@ class ExchangeHandle(NamedTuple):
     name: Name
     group: ConnectionGroup
     exchange: bytes
-
-
-_NO_KEY = "Routing-Key: missing; give the routing key in this header or as ?key="
 
 
 class Placement:
@@ -167,7 +164,7 @@ class Dispatch:
             return route
         group, key = handle.group, message.key or b""
         if message.key is None and (route.hashed is None or not route.stamp):
-            raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
+            raise no_routing_key("Routing-Key", "in this header or as ?key=")
         if route.plain:
             slot = slot_of(key)
             choice = Choice(route.targets[index_at(route.owners, slot)], route, slot, key, False, False)
