@@ -226,7 +226,7 @@ class _Server(web.Server):
         return True
 
 
-_OPTIONS: Mapping[str, Any] = {
+_AIOHTTP_OPTIONS: Mapping[str, Any] = {
     "access_log": None,
     # Bodies are payloads: they are published as they are, compressed or not.
     "auto_decompress": False,
@@ -241,7 +241,7 @@ class _HeadTooLargeError(HttpProcessingError):
         super().__init__(code=431, message=f"the head has more than {MOST_HEAD} bytes")
 
 
-class _Parser:
+class _HeadLimitedParser:
     """The parser of one connection: aiohttp's, with a bound for the whole head, be it complete or not."""
 
     def __init__(self, parser: Any) -> None:
@@ -286,8 +286,8 @@ class _Protocol(web.RequestHandler):
     __slots__ = ("_first", "_server", "_to", "_unread", "_unread_timer")
 
     def __init__(self, server: _Server) -> None:
-        super().__init__(server, loop=server.loop, lingering_time=server.bounds.lingering, **_OPTIONS)
-        self._parser = cast(Any, _Parser(self._parser))
+        super().__init__(server, loop=server.loop, lingering_time=server.bounds.lingering, **_AIOHTTP_OPTIONS)
+        self._parser = cast(Any, _HeadLimitedParser(self._parser))
         self._max_msg_queue_size, self._msg_queue_resume_size = _MOST_BEHIND, 0
         self._server = server
         self._to: asyncio.Transport | None = None

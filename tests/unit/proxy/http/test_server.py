@@ -263,8 +263,8 @@ async def test_a_tls_handshake_that_does_not_end_is_cut_off(sent: bytes, tmp_pat
 
 
 async def test_a_second_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert server._OPTIONS["keepalive_timeout"] == 75
-    monkeypatch.setattr(server, "_OPTIONS", {**server._OPTIONS, "keepalive_timeout": 0.2})
+    assert server._AIOHTTP_OPTIONS["keepalive_timeout"] == 75
+    monkeypatch.setattr(server, "_AIOHTTP_OPTIONS", {**server._AIOHTTP_OPTIONS, "keepalive_timeout": 0.2})
     case = Case()
     async with case.listening(), case.connected() as client:
         assert await client.is_answered()
