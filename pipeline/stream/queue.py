@@ -218,7 +218,7 @@ class StreamQueue:
                 coming = asyncio.ensure_future(arrived.get())
                 await asyncio.wait({coming, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if coming.done():
-                    return await _taken(coming.result())
+                    return await _acked(coming.result())
                 coming.cancel()
                 if closed.done():
                     raise PipelineError(f"{self}: the broker closed the channel")
@@ -250,7 +250,7 @@ def ranges(start: int, end: int) -> list[tuple[int, int]]:
     return [(at, min(at + MOST_AT_ONCE, end)) for at in range(start, end, MOST_AT_ONCE)]
 
 
-async def _taken(message: AbstractIncomingMessage) -> StreamMessage:
+async def _acked(message: AbstractIncomingMessage) -> StreamMessage:
     await message.ack()
     offset = cast("int", message.headers["x-stream-offset"])
     return StreamMessage(offset, message.type or "", message.content_encoding or "", message.body)

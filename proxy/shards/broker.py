@@ -145,9 +145,9 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
         for vhost in sorted(set(vhosts)):
             connection = await _connect(broker, vhost, purpose)
             stack.push_async_callback(_close, connection)
-            all_held[vhost] = held = await _take(broker, connection, vhost)
+            all_held[vhost] = held = await _acquire_lock(broker, connection, vhost)
             # RabbitMQ deletes it some time after the connection has closed, and whoever comes next need not wait.
-            stack.push_async_callback(_give_back, held.queue)
+            stack.push_async_callback(_release_lock, held.queue)
         yield Lock(all_held)
 
 
@@ -177,7 +177,7 @@ async def _declare(connection: AbstractConnection, name: str, *, passive: bool) 
     return Held(connection, channel, await channel.declare_queue(name, passive=passive, exclusive=not passive))
 
 
-async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> Held:
+async def _acquire_lock(broker: Broker, connection: AbstractConnection, vhost: str) -> Held:
     """Declare the exclusive queue of one virtual host. Raises LockedError or OSError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _TAKEN_WITHIN
@@ -195,7 +195,7 @@ async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> H
         await asyncio.sleep(_PAUSE)
 
 
-async def _give_back(queue: AbstractQueue) -> None:
+async def _release_lock(queue: AbstractQueue) -> None:
     with contextlib.suppress(Exception):
         await _answered(queue.delete(if_unused=False, if_empty=False), _CLOSED_WITHIN)
 

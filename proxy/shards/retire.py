@@ -136,7 +136,7 @@ async def _take_off(
 ) -> None:
     """Take a shard off the ring, and wait until nobody routes to it any more."""
     await course.take(course.off_the_ring)
-    await _shown_unbound(broker, what, _taken(what, lanes), lanes)
+    await _shown_unbound(broker, what, _removed_destinations(what, lanes), lanes)
     await _until(what, "every sidecar to route by the ring without it", lambda: _behind(broker, what, lock, lanes), say)
 
 
@@ -144,7 +144,7 @@ async def _close(broker: Broker, lock: Lock, what: Retirement, course: _Course, 
     """Close the lanes of a shard that is off the ring, wait until its queue is empty, and delete both."""
     await course.take(course.closing)
     if any(isinstance(step, DeleteQueue) for step in course.deleting):
-        taken = _taken(what, lanes)
+        taken = _removed_destinations(what, lanes)
         await _shown_unbound(broker, what, taken)
         await _until(what, "the queue to be empty twice", lambda: _left(broker, what, lock, taken), say)
     await course.take(course.deleting)
@@ -185,7 +185,7 @@ def _lanes(state: State, what: Retirement, found: Sequence[FoundBinding]) -> lis
     return list(lanes)
 
 
-def _taken(what: Retirement, lanes: Sequence[str]) -> frozenset[Destination]:
+def _removed_destinations(what: Retirement, lanes: Sequence[str]) -> frozenset[Destination]:
     """Return the destinations that go: the queue and its lanes."""
     return frozenset({Destination("queue", what.queue), *(Destination("exchange", lane) for lane in lanes)})
 
@@ -213,7 +213,7 @@ def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes:
         raise RetireError(
             f"queue {what.queue!r} is the only one of exchange {what.exchange!r}, which would lose messages"
         )
-    for source in _sources(state, _taken(what, lanes), (what.exchange, *lanes)):
+    for source in _sources(state, _removed_destinations(what, lanes), (what.exchange, *lanes)):
         raise RetireError(f"queue {what.queue!r} also gets messages from exchange {source!r}; unbind that first")
     gone = state.queues.get(what.queue)
     if gone is not None and not (found or lanes or what.keep or _is_named_as_shard(what)):
@@ -269,7 +269,7 @@ async def _behind(broker: Broker, what: Retirement, lock: Lock, lanes: Sequence[
             await asyncio.sleep(BETWEEN_LOOKS)
         await lock.check()
         state = (await broker.states([what.vhost]))[what.vhost]
-        _stop_if_bound_again(state, what, _taken(what, lanes), lanes)
+        _stop_if_bound_again(state, what, _removed_destinations(what, lanes), lanes)
         exchange = await broker.api.exchange(what.vhost, what.exchange)
         if exchange is None:
             raise ManagementError("the exchange is gone")

@@ -102,7 +102,7 @@ async def left(monkeypatch: pytest.MonkeyPatch, *states: State, ready: int = 0) 
     what = retirement("orders.3")
     async with management({"queues///orders.3": EMPTY}) as api:
         broker = cast("Any", SimpleNamespace(api=api, states=read))
-        taken = module._taken(what, ["orders.lane.3"])
+        taken = module._removed_destinations(what, ["orders.lane.3"])
         return await module._left(broker, what, cast("Any", HeldLock(ready)), taken)
 
 
