@@ -113,7 +113,7 @@ def decide(view: View) -> Decision:
         for shard, link in member.links.items():
             links.setdefault(shard, []).append((member_id, link))
     owners = {shard: owner for shard, found in links.items() if (owner := owner_of(found))}
-    targets = _targets(view, links, owners)
+    targets = _targets(view, owners)
     stances = {
         (member_id, shard): Stance(targets.get(shard) == member_id, _but(owners.get(shard, ""), member_id))
         for member_id in view.local
@@ -121,7 +121,7 @@ def decide(view: View) -> Decision:
     }
     steps = _openings(view, targets) if view.hears else []
     if view.hears:
-        steps += _releases(view, links, owners, targets)
+        steps += _releases(view, owners, targets)
     steps += _vacancies(view, targets, {step.shard for step in steps if step.act is Act.OPEN})
     moves = [
         move for shard, target in targets.items() if (move := _move(view, links, owners, shard, target)) is not None
@@ -142,7 +142,7 @@ def _but(owner: str, member: str) -> str:
     return "" if owner == member else owner
 
 
-def _targets(view: View, links: Links, owners: Mapping[str, str]) -> dict[str, str]:
+def _targets(view: View, owners: Mapping[str, str]) -> dict[str, str]:
     """Return the target of each shard, which is one that may have it wherever there is such a member."""
     fit = _fit(view, view.members)
     since = {shard: view.members[owner].links[shard].since for shard, owner in owners.items()}
@@ -187,7 +187,7 @@ def _can_open(view: View, member_id: str, shard: str) -> bool:
     return not member.is_leaving and shard not in member.refused
 
 
-def _releases(view: View, links: Links, owners: Mapping[str, str], targets: Mapping[str, str]) -> list[Step]:
+def _releases(view: View, owners: Mapping[str, str], targets: Mapping[str, str]) -> list[Step]:
     """Return the links that this sidecar's members are to let go."""
     steps = []
     for member_id in view.local:

@@ -32,7 +32,7 @@ class _Page:
         title = escape(info["title"])
         tags = [(tag["name"], list(self._operations(tag["name"]))) for tag in self._document["tags"]]
         contents = [
-            f"<li>{escape(name)}<ul>" + "".join(_entry(*operation) for operation in operations) + "</ul>"
+            f"<li>{escape(name)}<ul>" + "".join(_entry(operation) for _, _, operation in operations) + "</ul>"
             for name, operations in tags
         ]
         sections = [
@@ -131,7 +131,7 @@ class _Page:
         )
 
 
-def _entry(method: str, path: str, operation: Mapping[str, Any]) -> str:
+def _entry(operation: Mapping[str, Any]) -> str:
     return f'<li><a href="#{operation["operationId"]}">{escape(operation["summary"])}</a>'
 
 

@@ -130,7 +130,7 @@ class Lines(_Text):
                 if len(line) > self._most_item:
                     raise self._too_long()
                 if bare := line.strip(_BLANK):
-                    yield self._item(line, bare)
+                    yield self._item(bare)
                     self.count += 1
         self._check()
 
@@ -144,7 +144,7 @@ class Lines(_Text):
         line = self._kept()
         self._drop()
         if bare := line.strip(_BLANK):
-            yield self._item(line, bare)
+            yield self._item(bare)
             self.count += 1
 
     def _check(self) -> None:
@@ -153,8 +153,8 @@ class Lines(_Text):
         if self._structure.size > MOST_STRUCTURE:
             raise self._too_structured()
 
-    def _item(self, line: str, bare: str) -> Item:
-        """Return the item of a line; `bare` is the line without the space around it. Raises BodyError."""
+    def _item(self, bare: str) -> Item:
+        """Return the item of a line that is given without the space around it. Raises BodyError."""
         if bare[0] != "{":
             raise self.error(f"begins with {bare[0]!r}, not as an object")
         try:

@@ -203,7 +203,7 @@ def takes_frames(channel: Channel) -> bool:
     return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
 
 
-def is_awaited(c: Connection, message: ReturnedMessage) -> bool:
+def is_awaited(message: ReturnedMessage) -> bool:
     """Return whether the client has yet to learn what became of a message that came back.
 
     If the broker has closed the message's channel, and it was opened again unseen, its client has got a nack.

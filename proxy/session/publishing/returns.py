@@ -119,7 +119,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     _note_unroutable(c, message)
     # An unstamped message may be another publish's that asked for mandatory: a return too many harms nobody.
     if origin.asked or unstamped is not None:
-        return _return_frames(c, message, frame, data, i, end)
+        return _return_frames(message, frame, data, i, end)
     c.republishing.expect(channel, Return(b"", left) if left else None)
     return b""
 
@@ -161,7 +161,7 @@ def place_parked(c: Connection) -> None:
             if inside or c.phase > Phase.LEAVING:
                 break
             stop = len(parked.header) - 1
-            awaited = placement.is_awaited(c, message)
+            awaited = placement.is_awaited(message)
             to = placement.place_of(c, message, parked.tried, parked.header, 7, stop) if awaited else None
             if isinstance(to, Stale | Unread):
                 if not parked.given_up:
@@ -192,8 +192,8 @@ def _return_to_client(c: Connection, parked: ParkedMessage) -> None:
     """Give a message that no queue takes back to its client, if it asked for mandatory, with an answer behind it."""
     message, frames = parked.message, b""
     placement.note_stale(c, message)
-    if message.origin.asked and placement.is_awaited(c, message):
-        frames = _return_frames(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
+    if message.origin.asked and placement.is_awaited(message):
+        frames = _return_frames(message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
             readdressed(message.channel.id, frame, 0, len(frame)) for frame in parked.bodies
         )
     if not parked.left:
@@ -226,7 +226,7 @@ def _settlement(message: ReturnedMessage) -> Settlement:
     return Settlement(Outcome.UNROUTABLE, message.origin.asked or behind)
 
 
-def _return_frames(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
+def _return_frames(message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
     """Return basic.return and content header as the client would have got them without this proxy."""
     arguments = Arguments(frame, 0, len(frame), at=2)
     arguments.short_string()
@@ -247,7 +247,7 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
         c.republishing.parking.grow(held.parked, data[i:end])
         c.republishing.gathering -= left <= 0
     elif held.unroutable is not None:
-        frames = data[i:end] if held.unroutable.origin.asked and placement.is_awaited(c, held.unroutable) else b""
+        frames = data[i:end] if held.unroutable.origin.asked and placement.is_awaited(held.unroutable) else b""
         if left > 0:
             return frames
         c.republishing.gathering -= 1
@@ -390,7 +390,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if message is None:
         return b""
     message.sent_to, message.returned_at = _destination(sent_to, sent_key), c.now
-    to = placement.place_of(c, message, (), data, start, stop) if placement.is_awaited(c, message) else None
+    to = placement.place_of(c, message, (), data, start, stop) if placement.is_awaited(message) else None
     if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
         own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
@@ -401,9 +401,9 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
         own.again = message if left else None
         c.republishing.gathering += bool(left)
         return b""
-    if not message.origin.asked or not placement.is_awaited(c, message):
+    if not message.origin.asked or not placement.is_awaited(message):
         return placement.settle(c, message, _settlement(message))
-    frames = _return_frames(c, message, frame, data, i, end)
+    frames = _return_frames(message, frame, data, i, end)
     if not left:
         return frames + placement.settle(c, message, _settlement(message))
     # The client gets the message whole: no other frame of its channel may stand in the midst of a content.
@@ -430,6 +430,6 @@ def _own_body(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own.end_return()
     if ended is None:
         return b""
-    if not placement.is_awaited(c, ended):
+    if not placement.is_awaited(ended):
         home = b""
     return home + placement.settle(c, ended, _settlement(ended))
