@@ -28,9 +28,6 @@ from proxy.groups.timing import ANSWERED_WITHIN
 from proxy.topology.bindings import ASKED_SUFFIX, GROUP_SUFFIX
 
 log = logging.getLogger(__name__)
-# They log a lost connection with tracebacks; here it is one line.
-for _name in ("aiormq", "aio_pika"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 Connect = Callable[[], Awaitable[AbstractConnection]]
 """A coroutine function that returns a new connection. Raises OSError or an AMQP error."""

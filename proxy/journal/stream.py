@@ -12,15 +12,12 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from proxy.journal.store import StoreError
-from proxy.process.amqp_client import BoundedConnection
+from proxy.process.amqp_client import connect as connect_to
 from proxy.settings.config import Settings
 from proxy.settings.connecting import in_words
 from proxy.settings.files import Files
 
 log = logging.getLogger(__name__)
-# They log a lost connection with tracebacks; here it is one line.
-for name in ("aiormq", "aio_pika"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
 """The values of the AMQP property `type` for messages of records and of rings."""
@@ -164,22 +161,12 @@ def connector(settings: Settings, files: Files, vhost: str, name: str) -> Connec
 
     async def connect() -> AbstractConnection:
         faults = []
-        user, password = files.broker_login()
+        login = files.broker_login()
         for address in settings.brokers:
             context = files.broker_tls() if files.broker_tls is not None else None
             try:
                 async with asyncio.timeout(settings.lookup_timeout):
-                    return await aio_pika.connect(
-                        host=address.host,
-                        port=address.port,
-                        login=user,
-                        password=password,
-                        virtualhost=vhost,
-                        ssl=context is not None,
-                        ssl_context=context,
-                        client_properties={"connection_name": name},
-                        connection_class=BoundedConnection,
-                    )
+                    return await connect_to(address, login, vhost, context, name)
             except (OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {in_words(error)}")
         raise OSError("; ".join(faults))

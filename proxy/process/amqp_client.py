@@ -5,11 +5,20 @@ size. It imports much, so only what opens such a connection imports this module.
 """
 
 import asyncio
+import logging
+import ssl
 from typing import Any, Final, cast
 
 import aio_pika
+from aio_pika.abc import AbstractConnection
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
 from yarl import URL
+
+from proxy.settings.parse import Address
+
+# They log a lost connection with tracebacks; here it is one line.
+for _name in ("aiormq", "aio_pika"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 MAX_FRAME: Final = 1024 * 1024
 """The most bytes of a frame's payload; RabbitMQ sends 128 KiB unless an operator has raised `frame_max`."""
@@ -41,6 +50,28 @@ class BoundedConnection(aio_pika.Connection):
         aio-pika would begin to close it here. In a thread without an event loop, which may be the one that collects the
         connection, that comes to nothing but a warning in the log.
         """
+
+
+async def connect(
+    address: Address, login: tuple[str, str], vhost: str, context: ssl.SSLContext | None, name: str, **more: Any
+) -> AbstractConnection:
+    """Return a bounded connection to one node; without `context` over plain TCP. Raises OSError or an AMQP error.
+
+    `name` is the connection's name in the broker's management pages; `more` are further arguments of aio-pika's.
+    """
+    connection: AbstractConnection = await aio_pika.connect(
+        host=address.host,
+        port=address.port,
+        login=login[0],
+        password=login[1],
+        virtualhost=vhost,
+        ssl=context is not None,
+        ssl_context=context,
+        client_properties={"connection_name": name},
+        connection_class=BoundedConnection,
+        **more,
+    )
+    return connection
 
 
 class _BoundedTransport(TransportFactory):

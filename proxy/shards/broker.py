@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
@@ -13,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractQueue
 
-from proxy.process.amqp_client import BoundedConnection
+from proxy.process.amqp_client import connect
 from proxy.settings.config import Settings
 from proxy.settings.connecting import in_words
 from proxy.settings.files import Files
@@ -22,10 +21,6 @@ from proxy.shards.reading import read_state
 from proxy.shards.state import State
 from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.management import Management, ManagementError
-
-# They log a lost connection with tracebacks; here it is one line.
-for name in ("aiormq", "aio_pika"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 _OWNER_KNOWN_WITHIN = 15.0
 """Seconds to wait until the management API tells which connection holds a queue: it makes its statistics every 5 s."""
@@ -203,22 +198,11 @@ async def _release_lock(queue: AbstractQueue) -> None:
 async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnection:
     """Return a connection to the first node that takes one. Raises OSError."""
     settings, files, faults = broker.settings, broker.files, []
-    user, password = files.broker_login()
+    login = files.broker_login()
     name = f"ring-proxy topology {purpose}: {socket.gethostname()}, process {os.getpid()}"
     for address in settings.brokers:
         context = files.broker_tls() if files.broker_tls is not None else None
-        opening = aio_pika.connect(
-            host=address.host,
-            port=address.port,
-            login=user,
-            password=password,
-            virtualhost=vhost,
-            ssl=context is not None,
-            ssl_context=context,
-            client_properties={"connection_name": name},
-            heartbeat=_HEARTBEAT,
-            connection_class=BoundedConnection,
-        )
+        opening = connect(address, login, vhost, context, name, heartbeat=_HEARTBEAT)
         try:
             connection = await _answered(opening, settings.management_timeout)
         except (OSError, aio_pika.exceptions.AMQPError) as error:

@@ -367,12 +367,6 @@ def waiting(connect: Connect, queue: Shard, priority: int = 1, prefetch: int = 1
     return b
 
 
-def first_deliveries(*members: Consumer) -> list[int]:
-    """Return each number once, in the order in which it first came to any of these members."""
-    by_time = sorted((d for member in members for d in member.got()), key=lambda d: d.at)
-    return list(dict.fromkeys(d.number for d in by_time))
-
-
 LEAVING: dict[str, Callable[[Consumer], None]] = {
     "channel.close": lambda a: a.close(2),
     "connection.close": lambda a: a.bye(),

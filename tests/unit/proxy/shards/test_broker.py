@@ -69,14 +69,14 @@ async def test_a_holder_that_the_api_never_shows_is_not_waited_for_without_end(m
     async with management({}) as api:
         broker = Broker(settings, Files(settings), api, ClusterIdentity(api))
         with pytest.raises(LockedError, match="held by a connection that the management API does not show"):
-            await module._take(broker, connection_of(LOCKED), "/")
+            await module._acquire_lock(broker, connection_of(LOCKED), "/")
 
 
 @pytest.mark.parametrize("told", FAULTS)
 async def test_a_lock_that_cannot_be_asked_for_is_an_error_in_a_line(told: str) -> None:
     """It would be a traceback otherwise, or a wait without an end."""
     with pytest.raises(OSError, match=f"virtual host '/': no lock: {told}"):
-        await module._take(cast("Any", None), connection_of(FAULTS[told]), "/")
+        await module._acquire_lock(cast("Any", None), connection_of(FAULTS[told]), "/")
 
 
 @pytest.mark.parametrize(
