@@ -86,6 +86,13 @@ ALWAYS = Period()
 """The period without ends: all of a journal."""
 
 
+def add_journal_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options `--journal`, `--from` and `--until` to a parser."""
+    where = "folder of the journal: the sidecars' journal_dir, or a copy of it"
+    parser.add_argument("--journal", required=required, metavar="DIR", help=where)
+    add_arguments(parser)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options `--from` and `--until`, of jobs that read a journal's folder, to a parser."""
     form = "such as 2026-11-21, 2026-11-21T17 or 2026-11-21T17:30:00+01:00; in UTC if it has no offset"

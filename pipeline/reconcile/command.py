@@ -50,13 +50,7 @@ _MOST_TOLD = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--journal",
-        required=True,
-        metavar="DIR",
-        help="folder of the journal: the sidecars' journal_dir, or a copy of it",
-    )
-    period.add_arguments(parser)
+    period.add_journal_arguments(parser, required=True)
     parser.add_argument("--vhost", required=True, metavar="NAME", help="virtual host of the messages")
     parser.add_argument(
         "--exchange", metavar="NAME", help="judge only messages published to this exchange (default: to any)"

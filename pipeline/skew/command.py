@@ -22,13 +22,7 @@ LEAST_TOP, MOST_TOP = 10, TRACKED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this job."""
-    parser.add_argument(
-        "--journal",
-        required=True,
-        metavar="DIR",
-        help="folder of the journal: the sidecars' journal_dir, or a copy of it",
-    )
-    period.add_arguments(parser)
+    period.add_journal_arguments(parser, required=True)
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="folder or URL for keys/, destinations/, rings/ and report.html"
     )

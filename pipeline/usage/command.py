@@ -38,11 +38,8 @@ ones: 65,536 take some 100 MB.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `usage` to a parser."""
-    parser.add_argument(
-        "--journal", metavar="DIR", help="folder of the journal: the sidecars' journal_dir, or a copy of it"
-    )
+    period.add_journal_arguments(parser, required=False)
     arguments.add_arguments(parser)
-    period.add_arguments(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder or URL for usage/, gaps/ and report.html")
     parser.add_argument(
         "--window", type=int, default=5, metavar="MINUTES", help="width of a window, which must divide 60 (default: 5)"
