@@ -141,6 +141,12 @@ def start_sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Ite
             running.kill()
 
 
+@pytest.fixture
+def slow(start_sidecar: StartSidecar) -> Sidecar:
+    """Start a sidecar that reads rings again only when something says so."""
+    return start_sidecar(sync_interval="600")
+
+
 def with_login(url: str, user: str, password: str, path: str | None = None) -> str:
     """Return the URL with these credentials."""
     parts = urlsplit(url)

@@ -265,8 +265,6 @@ class Behaviour:
 
     raises: bool
     """A waiting consumer of a higher priority takes over while the active one lives."""
-    wedges: bool
-    """Nobody gets anything once the active one has returned all it held while another waited to take over."""
     leaves_ghosts: bool
     """A consumer whose channel ends while it gives way to another one stays among those that wait."""
     timeout_cancels: bool
@@ -288,9 +286,9 @@ class Behaviour:
 
 
 _SEEN = {
-    (3, 10): Behaviour(False, False, False, False, True, None, False, False, False, True, False),
-    (4, 0): Behaviour(True, True, False, False, True, 20, False, True, True, False, False),
-    (4, 3): Behaviour(True, False, True, True, False, 20, True, True, True, False, True),
+    (3, 10): Behaviour(False, False, False, True, None, False, False, False, True, False),
+    (4, 0): Behaviour(True, False, False, True, 20, False, True, True, False, False),
+    (4, 3): Behaviour(True, True, True, False, 20, True, True, True, False, True),
 }
 
 

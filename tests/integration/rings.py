@@ -21,3 +21,12 @@ def built(weights: Mapping[str, int]) -> Ring:
 @functools.cache
 def _built(weights: tuple[tuple[str, int], ...]) -> Ring:
     return Ring.build({Destination("queue", name): weight for name, weight in weights})
+
+
+QUEUES = ["q1", "q2", "q3"]
+GONE, LEFT = "q2", ["q1", "q3"]
+"""The queue of `QUEUES` that is deleted, and those that stay."""
+KEYS = [f"key {n}" for n in range(60)]
+LOST = [key for key in KEYS if owner(QUEUES, key) == GONE]
+KEPT = [key for key in KEYS if key not in LOST]
+"""The keys of the queue that is deleted, and those of the queues that stay."""

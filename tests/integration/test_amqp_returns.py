@@ -13,17 +13,11 @@ from pamqp.common import FieldTable
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import Relay, relay
-from tests.integration.rings import owner
+from tests.integration.rings import GONE, KEPT, KEYS, LOST, QUEUES, owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Content, Wire
 
 pytestmark = pytest.mark.versions
-
-QUEUES = ["q1", "q2", "q3"]
-GONE = "q2"
-KEYS = [f"key {n}" for n in range(60)]
-LOST = [key for key in KEYS if owner(QUEUES, key) == GONE]
-KEPT = [key for key in KEYS if key not in LOST]
 
 
 @dataclass(frozen=True)

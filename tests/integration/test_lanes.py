@@ -9,28 +9,15 @@ from pamqp.commands import Basic, Channel, Exchange, Queue, Tx
 from tests.integration.broker_api import BrokerApi, VirtualHost, landed, queues_of, wait_until
 from tests.integration.conftest import Login, StartSidecar, with_login
 from tests.integration.relay import Relay, relay
-from tests.integration.rings import owner
+from tests.integration.rings import GONE, KEPT, KEYS, LEFT, LOST, QUEUES, owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire, publish_frames
 
 pytestmark = pytest.mark.versions
 
-QUEUES = ["q1", "q2", "q3"]
-GONE = "q2"
-LEFT = ["q1", "q3"]
-KEYS = [f"key {n}" for n in range(60)]
-LOST = [key for key in KEYS if owner(QUEUES, key) == GONE]
-KEPT = [key for key in KEYS if key not in LOST]
-
 
 def lane(queue: str) -> str:
     return f"orders.lane.{queue}"
-
-
-@pytest.fixture
-def slow(start_sidecar: StartSidecar) -> Sidecar:
-    """One that reads rings again only when something says so."""
-    return start_sidecar(sync_interval="600")
 
 
 @pytest.fixture

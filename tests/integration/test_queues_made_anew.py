@@ -11,24 +11,11 @@ from pamqp.commands import Basic, Channel, Connection, Queue
 from tests.integration.broker_api import VirtualHost, queues_of, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import management_front, relay
-from tests.integration.rings import owner
+from tests.integration.rings import GONE, KEPT, LEFT, LOST, QUEUES, owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire
 
 pytestmark = pytest.mark.versions
-
-QUEUES = ["q1", "q2", "q3"]
-GONE = "q2"
-LEFT = ["q1", "q3"]
-KEYS = [f"key {n}" for n in range(60)]
-LOST = [key for key in KEYS if owner(QUEUES, key) == GONE]
-KEPT = [key for key in KEYS if key not in LOST]
-
-
-@pytest.fixture
-def slow(start_sidecar: StartSidecar) -> Sidecar:
-    """Start a sidecar that reads rings again only when something says so."""
-    return start_sidecar(sync_interval="600")
 
 
 def make(peer: Wire, *, durable: bool = False, exclusive: bool = False) -> bool:

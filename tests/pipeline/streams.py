@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 import aio_pika
+import pytest
 
+from pipeline.__main__ import main
 from pipeline.stream.queue import StreamQueue
 from testbed.broker import Broker
 from tests.integration.conftest import with_login
@@ -54,3 +56,11 @@ def settled(queue: StreamQueue) -> int:
         time.sleep(0.5)
         now = queue.first()
     return oldest
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """Return what the command says as it ends with 2."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline ")]
+    return said

@@ -16,7 +16,7 @@ from pipeline.stream.queue import StreamQueue
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost
 from tests.pipeline.records import Record, published, ring_of, write_journal
-from tests.pipeline.streams import put, stream_queue
+from tests.pipeline.streams import put, refused, stream_queue
 
 KNOWN, LATER = ring_of({"q1": 1, "q2": 2}), ring_of({"q1": 1, "q2": 2, "q3": 3})
 
@@ -104,14 +104,6 @@ def test_a_copy_in_a_later_batch_is_left_out_and_a_batch_that_comes_again_is_the
     assert held(spark, collected) == held(spark, written)
     assert main(["skew", "--journal", str(collected), "--out", str(tmp_path / "skew")]) == 0
     assert "\n1 records missing: " in capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """Return what the command says as it ends with 2."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline ")]
-    return said
 
 
 @pytest.mark.long

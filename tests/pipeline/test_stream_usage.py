@@ -13,7 +13,7 @@ from pipeline.stream.messages import RECORDS
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost
 from tests.pipeline.records import Record, published, ring_of
-from tests.pipeline.streams import put, settled, stream_queue
+from tests.pipeline.streams import put, refused, settled, stream_queue
 
 
 def body(records: list[Record]) -> bytes:
@@ -35,14 +35,6 @@ def test_each_run_adds_what_came(spark: SparkSession, broker: Broker, vhost: Vir
     put(queue, [(body(told[20:]), RECORDS)])
     assert main(run) == 0
     assert messages(tmp_path) == 30
-
-
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """Return what the command says as it ends with 2."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline usage: ")]
-    return said
 
 
 @pytest.mark.long
