@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from proxy import __version__
+from proxy.groups.onlooker import Onlooker
 from proxy.http.admin.metrics import ProxyCollector, registry
 from proxy.http.admin.probes import SECONDS, Admin
 from proxy.http.admission.gate import Gate
@@ -113,6 +114,7 @@ async def run(settings: Settings) -> None:
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
             groups=groups,
+            onlooker=Onlooker(settings, api),
         )
         bounds = ConnectionBounds(settings.body_timeout, settings.max_http_connections, limits)
         probed = ConnectionBounds(

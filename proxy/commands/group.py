@@ -1,4 +1,4 @@
-"""`ring-proxy group`: asks a running sidecar who has which shard of a consumer group, and what is about to move."""
+"""`ring-proxy group`: asks a running sidecar for a group: its lag, who has which shard, and what is about to move."""
 
 import json
 import sys
@@ -55,16 +55,20 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     titles = {member["id"]: f"member {number}" for number, member in enumerate(members, 1)}
     exact = {True: "exact", False: "not exact", None: "not known to be exact"}[answer["exact"]]
     counts = f"{_number(members, 'member')}, {_number(shards, 'shard')}"
+    if not answer["joined"]:
+        counts = f"{_number(shards, 'shard')}, no member at this sidecar"
     yield f"group        {answer['exchange']} in virtual host {answer['vhost']}, {counts}, {exact}"
+    yield f"lag          {_lag(answer['lag'])}"
     for reason in answer["reasons"]:
         yield f"not exact    {reason}"
     for warning in answer["warnings"]:
         yield f"warning      {warning}"
-    if answer["membership"]:
+    if answer["joined"] and answer["membership"]:
         yield f"not balanced {answer['membership']}"
     for member in members:
         held = ", ".join(member["shards"]) or "none"
-        stalled = ", gets no shard as it did not ack" if member["stalled"] else ""
+        stalled = ", in series" if member["in_series"] else ""
+        stalled += ", gets no shard as it did not ack" if member["stalled"] else ""
         who = f"{member['client'] or member['id']} by {member['host']}, since {member['since']}"
         yield f"{titles[member['id']]:<12} {who}, {member['unacked']} unacked{stalled}"
         yield f"             has {_number(member['shards'], 'shard')}, and should have {member['wanted']}: {held}"
@@ -74,9 +78,10 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
         who = f"{refused['client']} has no consumer on {refused['shard']} for {_seconds(refused['since_seconds'])}"
         yield f"refused      {who}: {refused['why']}"
     for shard in shards:
-        holder = titles.get(shard["holder"], "nobody")
+        # Without a member here, nothing but the broker tells who consumes.
+        holder = titles.get(shard["holder"], "nobody") if answer["joined"] else _consumers(shard["consumers"])
         since = f" for {_seconds(shard['holder_since_seconds'])}" if shard["holder_since_seconds"] is not None else ""
-        figures = f"{_count(shard['ready'])} ready, {_count(shard['unacked'])} unacked"
+        figures = _messages(shard)
         kept = "; a consumer that is no member holds the unacked ones" if shard["unacked"] else ""
         waiting = f", and no member gets them{kept}" if shard["waiting"] else ""
         yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}{_again(shard)}"
@@ -84,6 +89,25 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
         source = titles.get(move["from"], "a member that has left") if move["from"] is not None else "nobody"
         way = f"{source} to {titles.get(move['to'], 'a member that has left')}"
         yield f"moving       {move['shard']}, from {way}, for {_seconds(move['since_seconds'])}: {move['why']}"
+
+
+def _lag(lag: Mapping[str, Any]) -> str:
+    """Return the messages of all shards, how fast they come and go, and where some wait, for how long some will."""
+    published, consumed, seconds = lag["publish_rate"], lag["consume_rate"], lag["seconds_to_empty"]
+    if published is None or consumed is None:
+        return f"{_messages(lag)}, rates not known"
+    figures = f"{_messages(lag)}, {published:.1f}/s published, {consumed:.1f}/s consumed"
+    if not lag["ready"]:
+        return figures
+    return f"{figures}, {'not getting empty' if seconds is None else f'empty in {_seconds(seconds)}'}"
+
+
+def _messages(lag: Mapping[str, Any]) -> str:
+    return f"{_count(lag['ready'])} ready, {_count(lag['unacked'])} unacked"
+
+
+def _consumers(count: int | None) -> str:
+    return "? consumers" if count is None else f"{count} consumer{'' if count == 1 else 's'}"
 
 
 def _again(shard: Mapping[str, Any]) -> str:

@@ -394,6 +394,11 @@ class Group:
 
     # Values for reports and metrics
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this sidecar is the one that looks after the shards that nobody owns."""
+        return all(self.sidecar < other for other in self.peers.all)
+
     def owned(self, *, is_first: bool) -> list[str]:
         """Return the shards that members of this sidecar own; with `is_first` also those that nobody owns."""
         owners = self.decision.owners

@@ -13,8 +13,8 @@ from proxy.groups.membership import Connect, Membership
 from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import report
-from proxy.groups.running import Parts, RunningGroup, counted, shards_of
-from proxy.groups.shards import Exactness, mixed, partly_in_series, read, unreadable
+from proxy.groups.running import Parts, RunningGroup, counted
+from proxy.groups.shards import Exactness, mixed, partly_in_series, read, shards_of, unreadable
 from proxy.groups.timing import TIMEOUT_ABOVE
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 NOT_FOUND: Final = 404
 PRECONDITION_FAILED: Final = 406
 INTERNAL_ERROR: Final = 541
-
-FRESH: Final = 5.0
-"""The highest age, in seconds, of the reading of shards that a report shows."""
 
 _FAREWELL: Final = 1.5
 """Seconds that all groups together have to send their last beats when the process ends."""
@@ -152,7 +149,7 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             return None
-        await group.readings.refresh(FRESH, self._lookup_timeout / 2)
+        await group.readings.refresh(self._lookup_timeout / 2)
         return report(group)
 
     @property

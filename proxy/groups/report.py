@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from proxy.groups.beats import MemberBeat
 from proxy.groups.decide import Move, Reason
+from proxy.groups.lag import total
 from proxy.groups.model import LinkState
 from proxy.groups.running import RunningGroup
 from proxy.topology.names import natural
@@ -30,6 +31,8 @@ def report(group: RunningGroup) -> dict[str, Any]:
     return {
         "vhost": group.name[0],
         "exchange": group.name[1],
+        "joined": True,
+        "lag": total([group.readings.lag(name, now) for name in state.present]).shown(),
         "exact": None if not seen.shards and not reasons else not reasons,
         "reasons": list(reasons),
         "warnings": list(seen.warnings),
@@ -78,8 +81,8 @@ def _shard(group: RunningGroup, name: str, now: float) -> dict[str, Any]:
         "holder": owner,
         "holder_since_seconds": round(now - shard.owner_since, 1) if owner else None,
         "target": group.state.decision.targets.get(name),
-        "ready": found.ready if found is not None else None,
-        "unacked": found.unacked if found is not None else None,
+        "consumers": found.consumers if found is not None else None,
+        **group.readings.lag(name, now).shown(),
         "waiting": name in group.readings.waiting,
         "redelivered": again.count if again is not None else 0,
         "worst": again.recent(now) if again is not None else 0,

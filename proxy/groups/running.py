@@ -17,11 +17,11 @@ from proxy.groups.membership import Membership
 from proxy.groups.model import Actions, LinkState, Member
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.shards import Exactness, Readings
+from proxy.groups.shards import Exactness, Readings, shards_of
 from proxy.groups.timing import ACKS_EVERY
 from proxy.topology.management import Management
 from proxy.topology.scheduler import Scheduler
-from proxy.topology.table import Entry, Name, Router
+from proxy.topology.table import Name, Router
 
 log = logging.getLogger(__name__)
 
@@ -288,12 +288,6 @@ class RunningGroup:
             if times := counted.news(now):
                 why = "as consumers return it or end with it"
                 log.warning("%s: a message of shard %r has come again %d times, %s", self._title, shard, times, why)
-
-
-def shards_of(entry: Entry) -> list[str]:
-    """Return the queues of an exchange's ring, sorted."""
-    weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
-    return sorted(destination.name for destination in weights if destination.kind == "queue")
 
 
 def counted(group: RunningGroup) -> Counter[str]:

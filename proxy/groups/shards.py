@@ -17,9 +17,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from proxy.groups.group import Group
+from proxy.groups.lag import Lag, lag_of
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.names import natural, some
+from proxy.topology.table import Entry
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,12 @@ LONGEST_SELDOM: Final = 600.0
 
 STATISTICS: Final = 5.0
 """Seconds by which the figures of the management API may be old."""
+
+FRESH: Final = 5.0
+"""The age, in seconds, from which on the figures of a small group's shards are read anew for who asks."""
+
+OUTDATED: Final = 60.0
+"""Seconds after a reading should have followed from which on its figures are not told as the lag any more."""
 
 PRIORITIES_FOR: Final = 3600.0
 """Seconds after a reading with messages of several priorities for which a shard counts as one that gets such messages.
@@ -62,9 +70,25 @@ _PRIORITIES: Final = (
 )
 
 _Count = Annotated[int, Meta(ge=0)]
+_Number = Annotated[float, Meta(ge=0)]
 
 # RabbitMQ's JSON has an empty list for an empty table.
 _Nothing = Annotated[list[Any], Meta(max_length=0)] | None
+
+
+class _Rate(Struct, frozen=True):
+    """Messages a second, by the broker's last two statistics."""
+
+    rate: _Number = 0.0
+
+
+class _Rates(Struct):
+    """The rates of a queue; what has not happened to it yet has none."""
+
+    publish_details: _Rate = _Rate()
+    ack_details: _Rate = _Rate()
+    deliver_no_ack_details: _Rate = _Rate()
+    get_no_ack_details: _Rate = _Rate()
 
 
 class _Queue(Struct):
@@ -73,8 +97,9 @@ class _Queue(Struct):
     type: str = "classic"
     arguments: dict[str, Any] | _Nothing = None
     effective_policy_definition: dict[str, Any] | _Nothing = None
-    messages_ready: _Count = 0
-    messages_unacknowledged: _Count = 0
+    messages_ready: _Count | None = None
+    messages_unacknowledged: _Count | None = None
+    message_stats: _Rates | _Nothing = None
     consumer_details: list[Any] = []
     messages_by_priority: dict[str, _Count] | _Nothing = None
     """Those that are ready, by each of the 32 priorities of RabbitMQ 4.3."""
@@ -91,8 +116,8 @@ class Reading(NamedTuple):
     """Whether the queue has a single active consumer."""
     loses: bool
     """Whether the queue deletes a message that was returned too often, as it has no dead-letter exchange."""
-    ready: int
-    unacked: int
+    lag: Lag
+    consumers: int
     direct: int
     """The number of the queue's consumers without x-priority, which do not consume through a group."""
     waits_by_default: bool
@@ -131,7 +156,8 @@ async def read(api: Management, vhost: str, shards: Sequence[str], known: Mappin
 
     Raises ManagementError or TopologyError.
     """
-    version = parse_version(await api.page(["overview"], ["rabbitmq_version"]))
+    overview = await api.page(["overview"], ["rabbitmq_version", "rates_mode"])
+    version, has_rates = parse_version(overview), parse_has_rates(overview)
     read_now = set(shards)
     found = {shard: of_it for shard, of_it in known.items() if shard not in read_now}
     for start in range(0, len(shards), AT_ONCE):
@@ -143,7 +169,7 @@ async def read(api: Management, vhost: str, shards: Sequence[str], known: Mappin
             if isinstance(answer, BaseException):
                 raise answer
             if answer is not None:
-                found[shard] = parse_shard(shard, answer, version, began, known.get(shard))
+                found[shard] = parse_shard(shard, answer, version, began, known.get(shard), has_rates=has_rates)
     return judge(found)
 
 
@@ -224,8 +250,19 @@ def parse_version(answer: object) -> tuple[int, int]:
     return int(matched[1]), int(matched[2])
 
 
+def parse_has_rates(answer: object) -> bool:
+    """Return whether queues have rates, by an answer to `GET /api/overview`: the broker may be told to make none."""
+    return isinstance(answer, dict) and answer.get("rates_mode") != "none"
+
+
 def parse_shard(
-    name: str, answer: object, version: tuple[int, int], read_at: float, before: Reading | None = None
+    name: str,
+    answer: object,
+    version: tuple[int, int],
+    read_at: float,
+    before: Reading | None = None,
+    *,
+    has_rates: bool = True,
 ) -> Reading:
     """Return the shard that an answer to `GET /api/queues/...` describes; `before` is its last reading.
 
@@ -245,14 +282,28 @@ def parse_shard(
         queue.type,
         arguments.get("x-single-active-consumer") is True or policy.get("single-active-consumer") is True,
         is_quorum and not dead_letters and _has_limit(arguments, policy, version),
-        queue.messages_ready,
-        queue.messages_unacknowledged,
+        _lag(queue, has_rates=has_rates),
+        len(queue.consumer_details),
         sum(not _is_link(each) for each in queue.consumer_details),
         # From 4.3 on a quorum queue waits for the consumer of a lost node, and can delay what comes back.
         is_quorum and version >= (4, 3) and limits == (None, None),
         read_at,
         is_quorum and version >= (4, 3) and _delays(arguments, policy),
         read_at if is_quorum and _shows_priorities(queue) else priorities_at,
+    )
+
+
+def _lag(queue: _Queue, *, has_rates: bool) -> Lag:
+    # A queue of which the broker makes no statistics has no rates either; one to which nothing happened has none yet.
+    if queue.messages_ready is None or not has_rates:
+        return lag_of(queue.messages_ready, queue.messages_unacknowledged, None, None)
+    rates = queue.message_stats if isinstance(queue.message_stats, _Rates) else _Rates()
+    consumed = (rates.ack_details, rates.deliver_no_ack_details, rates.get_no_ack_details)
+    return lag_of(
+        queue.messages_ready,
+        queue.messages_unacknowledged,
+        rates.publish_details.rate,
+        sum(each.rate for each in consumed),
     )
 
 
@@ -286,6 +337,17 @@ def _is_link(consumer: object) -> bool:
     return isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
 
 
+def between(shards: int, least: float) -> float:
+    """Return the seconds between two readings of so many shards: `least`, or more for many."""
+    return max(least, shards / READ_A_SECOND)
+
+
+def shards_of(entry: Entry) -> list[str]:
+    """Return the queues of an exchange's ring, sorted."""
+    weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
+    return sorted(destination.name for destination in weights if destination.kind == "queue")
+
+
 def unreadable(error: Exception) -> Exactness:
     """Return the judgement of a group whose shards cannot be read: it may not be balanced, since nothing is known."""
     return Exactness((f"the management API does not tell what the shards are: {error}",))
@@ -312,6 +374,12 @@ class Readings:
         if seen is not None:
             self._judge(seen)
 
+    def lag(self, shard: str, now: float) -> Lag:
+        """Return the lag of a shard, without figures if these are outdated."""
+        found = self.exactness.shards.get(shard)
+        every = between(len(self._state.shards), READ_EVERY)
+        return found.lag if found is not None and now - found.read_at <= every + OUTDATED else Lag()
+
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the group is not exact; empty if it is, or as long as no shard has been read."""
@@ -326,9 +394,8 @@ class Readings:
         while True:
             shards, sidecars = len(state.shards), 1 + len(state.peers.all)
             await self.look(min(max(READ_SELDOM, shards * sidecars / READ_A_SECOND), LONGEST_SELDOM))
-            await asyncio.sleep(max(READ_EVERY, shards / READ_A_SECOND))
-            is_first = all(state.sidecar < other for other in state.peers.all)
-            await self._read(state.owned(is_first=is_first))
+            await asyncio.sleep(between(shards, READ_EVERY))
+            await self._read(state.owned(is_first=state.is_first))
 
     async def look(self, age: float) -> None:
         """Read all shards, unless all that is known of them was read within `age` seconds."""
@@ -336,13 +403,13 @@ class Readings:
             if time.monotonic() - self.exactness.read_at >= age:
                 await self._read(self._state.present)
 
-    async def refresh(self, age: float, within: float) -> None:
-        """Have all shards read that were not read within `age` seconds; return after `within` seconds in any case.
+    async def refresh(self, within: float) -> None:
+        """Have all shards read, unless that was done of late; return after `within` seconds in any case.
 
         The reading goes on then, so that however long it takes, the next caller has its figures.
         """
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self.look(age))
+            self._refreshing = asyncio.create_task(self.look(between(len(self._state.shards), FRESH)))
         await asyncio.wait({self._refreshing}, timeout=within)
 
     def end(self) -> None:
@@ -389,7 +456,7 @@ class Readings:
         was = self.exactness.shards.get(shard)
         if it is None or was is None or it is was or it.read_at - was.read_at < STATISTICS:
             return it is not None and shard in self.waiting
-        return bool(it.ready and was.ready) and got.get(shard, 0.0) < was.read_at - STATISTICS
+        return bool(it.lag.ready and was.lag.ready) and got.get(shard, 0.0) < was.read_at - STATISTICS
 
     def _judge(self, seen: Exactness) -> None:
         before, self.exactness = self.exactness, seen

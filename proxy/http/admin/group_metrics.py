@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 _LABELS = ("vhost", "exchange")
 _SHARD_LABELS = (*_LABELS, "shard")
 
+_LAG = {
+    "ready": "Messages of a shard that wait, told by the sidecar of its owner.",
+    "unacked": "Messages of a shard that its consumer has not acked, told by the sidecar of its owner.",
+    "publish_rate": "Messages a second that come into a shard, told by the sidecar of its owner.",
+    "consume_rate": "Messages a second of a shard that are done, told by the sidecar of its owner.",
+}
+"""The figures of a shard's lag that are metrics, with their meanings."""
+
 
 def collect(groups: "Groups | None") -> Iterator[Metric]:
     """Yield the metrics of the groups that have members at this sidecar; `groups` is None where there can be none."""
@@ -49,6 +57,10 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
     exact = GaugeMetricFamily(
         "ringproxy_group_exact", "1 if the broker can balance the group in order, as far as is known.", labels=_LABELS
     )
+    lags = {
+        figure: GaugeMetricFamily(f"ringproxy_group_shard_{figure}", meaning, labels=_SHARD_LABELS)
+        for figure, meaning in _LAG.items()
+    }
     now = time.monotonic()
     for name, group in groups.running.items() if groups is not None else ():
         state = group.state
@@ -62,7 +74,12 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         connected.add_metric(name, not group.room.fault and state.peers.hears(now))
         exact.add_metric(name, bool(group.readings.exactness.shards) and not group.readings.reasons)
         prefetches.add_metric(name, len(state.prefetches - {0}))
-    yield from (members, held, wanted, moving, waiting, refused, oldest, connected, exact, prefetches)
+        for shard in state.owned(is_first=state.is_first):
+            lag = group.readings.lag(shard, now)
+            for figure, metric in lags.items():
+                if (value := getattr(lag, figure)) is not None:
+                    metric.add_metric((*name, shard), value)
+    yield from (members, held, wanted, moving, waiting, refused, oldest, connected, exact, prefetches, *lags.values())
     moves = CounterMetricFamily(
         "ringproxy_group_moves", "Shards that members at this sidecar have taken.", labels=_LABELS
     )

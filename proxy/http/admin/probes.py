@@ -9,6 +9,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from proxy.groups.onlooker import Onlooker
+from proxy.groups.shards import shards_of
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
@@ -19,6 +21,7 @@ from proxy.process.logs import escaped
 from proxy.process.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
 from proxy.publisher.pool import Publisher
 from proxy.settings.patterns import Mode
+from proxy.topology.bindings import RING_TYPES
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import NO_RING
 from proxy.topology.names import some
@@ -74,6 +77,7 @@ class Admin:
         draining: Callable[[], bool],
         lookup_timeout: float,
         groups: "Groups | None",
+        onlooker: Onlooker,
     ) -> None:
         """Take the listener's `names`, and the `default_vhost` whose broker connection readiness needs.
 
@@ -82,7 +86,7 @@ class Admin:
         """
         self._router, self._scheduler, self._reader = router, scheduler, reader
         self._publisher, self._metrics = publisher, metrics
-        self._names, self._groups = names, groups
+        self._names, self._groups, self._onlooker = names, groups, onlooker
         self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
         self._look_ups = 0
@@ -224,14 +228,30 @@ class Admin:
         return json_answer({"default_vhost": self._default_vhost, "groups": groups})
 
     async def group(self, request: web.Request) -> web.Response:
-        """Answer with one consumer group, its shards' figures read anew if need be (`ring-proxy group`)."""
+        """Answer with one consumer group, its shards' figures read anew if need be (`ring-proxy group`).
+
+        Where this sidecar has no member of it, the answer has the figures only.
+        """
         name = (request.match_info["vhost"], request.match_info["exchange"])
         found = await self._groups.report_of(name) if self._groups is not None else None
-        if found is None:
-            why = "the setting groups is empty" if self._groups is None else "ask a sidecar that has one"
-            detail = f"exchange: this sidecar has no member of the group {name[1]!r} in {name[0]!r}; {why}"
-            raise unknown_exchange(detail)
-        return json_answer(found)
+        return json_answer(found if found is not None else await self._lag(name))
+
+    async def _lag(self, name: Name) -> dict[str, Any]:
+        """Return the figures of an exchange's shards. Raises ProblemError 404, 429 or 503."""
+        where = f"exchange: {name[1]!r} in {name[0]!r}"
+        if not self._onlooker.match(*name):
+            raise unknown_exchange(f"{where} is named neither by route nor by groups; ask a sidecar whose settings do")
+        if name not in self._router.entries:
+            await self._look_up(name)
+        entry = self._router.entries[name]
+        if entry.exchange_type not in RING_TYPES:
+            raise unknown_exchange(f"{where} has the type {entry.exchange_type!r}, and only hash exchanges have shards")
+        # The router forgets exchanges that nobody uses.
+        self._router.used_at[name] = self._router.clock()
+        try:
+            return await self._onlooker.report_of(name, shards_of(entry))
+        except NotReadable as error:
+            raise unavailable(str(error)) from None
 
     async def _look_up(self, name: Name) -> None:
         """Return once an exchange is in the table. Raises ProblemError 404, 429 or 503."""

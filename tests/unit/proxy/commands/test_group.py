@@ -21,6 +21,7 @@ MEMBERS = [
         "here": True,
         "since": "2026-11-23T18:39:04Z",
         "stalled": False,
+        "in_series": True,
         "unacked": 4,
         "shards": ["orders.0", "orders.1"],
         "wanted": 1,
@@ -32,6 +33,7 @@ MEMBERS = [
         "here": False,
         "since": "2026-11-23T18:39:25Z",
         "stalled": True,
+        "in_series": False,
         "unacked": 0,
         "shards": [],
         "wanted": 1,
@@ -42,9 +44,12 @@ SHARDS: list[dict[str, Any]] = [
     {"shard": "orders.1", "holder": "a1", "holder_since_seconds": 7300, "target": "b1", "ready": 3, "unacked": 5},
     {"shard": "orders.2", "holder": None, "holder_since_seconds": None, "target": "b1", "ready": None, "unacked": None},
 ]
+LAG = {"ready": 3, "unacked": 9, "messages": 12, "publish_rate": 2.04, "consume_rate": 3.5, "seconds_to_empty": 90.0}
 ANSWER: dict[str, Any] = {
     "vhost": "shop",
     "exchange": "orders",
+    "joined": True,
+    "lag": LAG,
     "exact": False,
     "reasons": ["shard 'orders.1' is a classic queue"],
     "warnings": ["no limit"],
@@ -63,10 +68,11 @@ POISON = "one message 73 times in the last minutes"
 GHOST = "a consumer that is no member holds the unacked ones"
 LINES = r"""
 group        orders in virtual host shop, 2 members, 3 shards, not exact
+lag          3 ready, 9 unacked, 2.0/s published, 3.5/s consumed, empty in 2 min
 not exact    shard 'orders.1' is a classic queue
 warning      no limit
 not balanced not connected yet
-member 1     10.0.0.7:51412 (billing-0) by node-a, since 2026-11-23T18:39:04Z, 4 unacked
+member 1     10.0.0.7:51412 (billing-0) by node-a, since 2026-11-23T18:39:04Z, 4 unacked, in series
              has 2 shards, and should have 1: orders.0, orders.1
 member 2     \x1b[2Jevil by node-b, since 2026-11-23T18:39:25Z, 0 unacked, gets no shard as it did not ack
              has 0 shards, and should have 1: none
@@ -108,6 +114,35 @@ def test_a_group_in_lines() -> None:
         assert show(url, "shop", "a/b", as_json=False) == LINES.strip("\n").replace("GHOST", GHOST).replace(
             "POISON", POISON
         )
+
+
+@pytest.mark.parametrize(
+    ("lag", "line"),
+    [
+        (dict.fromkeys(LAG), "? ready, ? unacked, rates not known"),
+        ({**LAG, "publish_rate": None, "consume_rate": None}, "3 ready, 9 unacked, rates not known"),
+        ({**LAG, "seconds_to_empty": None}, "3 ready, 9 unacked, 2.0/s published, 3.5/s consumed, not getting empty"),
+        ({**LAG, "ready": 0, "seconds_to_empty": 0.0}, "0 ready, 9 unacked, 2.0/s published, 3.5/s consumed"),
+    ],
+)
+def test_the_line_of_the_lag(lag: dict[str, Any], line: str) -> None:
+    with answering({"/groups/shop/orders": {**ANSWER, "lag": lag}}) as url:
+        assert f"\nlag          {line}\n" in show(url, "shop", "orders", as_json=False)
+
+
+def test_a_group_without_members_at_the_sidecar_in_lines() -> None:
+    shards = [
+        {**SHARDS[2], "consumers": count, "waiting": False, "redelivered": 0, "worst": 0} for count in (0, 1, None)
+    ]
+    answer = ANSWER | {each: [] for each in ("members", "leaving", "refused", "moves", "warnings", "reasons")}
+    with answering({"/groups/shop/orders": answer | {"joined": False, "exact": True, "shards": shards}}) as url:
+        assert show(url, "shop", "orders", as_json=False).splitlines() == [
+            "group        orders in virtual host shop, 3 shards, no member at this sidecar, exact",
+            "lag          3 ready, 9 unacked, 2.0/s published, 3.5/s consumed, empty in 2 min",
+            "shard        orders.2, 0 consumers, ? ready, ? unacked",
+            "shard        orders.2, 1 consumer, ? ready, ? unacked",
+            "shard        orders.2, ? consumers, ? ready, ? unacked",
+        ]
 
 
 def test_a_group_as_json_in_the_default_virtual_host(capsys: pytest.CaptureFixture[str]) -> None:

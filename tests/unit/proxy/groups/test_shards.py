@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from proxy.groups.shards import PRIORITIES_FOR, judge, mixed, parse_shard, parse_version, read, unreadable
+from proxy.groups.lag import Lag
+from proxy.groups.shards import (
+    PRIORITIES_FOR,
+    judge,
+    mixed,
+    parse_has_rates,
+    parse_shard,
+    parse_version,
+    read,
+    unreadable,
+)
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
 from tests.unit.proxy.fake_management import FakeManagement, Fault, body, status
@@ -34,7 +44,7 @@ def without(*names: str) -> dict[str, Any]:
 def test_queues_with_a_single_active_consumer_are_exact(kind: str) -> None:
     for version in (V43, (3, 10)):
         shard = parse_shard("s", {**GOOD, "type": kind}, version, 1.0)
-        assert (shard.ready, shard.unacked, shard.direct) == (3, 2, 0)
+        assert (shard.lag.ready, shard.lag.unacked, shard.consumers, shard.direct) == (3, 2, 2, 0)
         seen = judge({"s": shard})
         assert (seen.reasons, seen.warnings) == ((), ())
 
@@ -202,9 +212,47 @@ def test_a_wrong_answer_names_its_field(answer: object, named: str) -> None:
         parse_shard("s", answer, V43, 1.0)
 
 
-def test_what_a_new_or_lost_queue_leaves_out_is_nothing() -> None:
+def test_what_a_new_or_lost_queue_leaves_out_is_not_known() -> None:
+    """Or a broker without statistics would look like one without messages, and a program would be scaled to nothing."""
     shard = parse_shard("s", {"type": "quorum", "arguments": [], "effective_policy_definition": []}, V43, 1.0)
-    assert (shard.ready, shard.unacked, shard.direct) == (0, 0, 0)
+    assert (shard.lag, shard.direct) == (Lag(), 0)
+
+
+STATS = {
+    "publish": 90,
+    "publish_details": {"rate": 4.0},
+    "ack_details": {"rate": 3.0},
+    "deliver_no_ack_details": {"rate": 1.0},
+    "get_no_ack_details": {"rate": 0.5},
+    "redeliver_details": {"rate": 100.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_rates", "lag"),
+    [
+        ({"message_stats": STATS}, True, Lag(3, 2, 4.0, 4.5, 6.0)),
+        ({"message_stats": STATS}, False, Lag(3, 2)),
+        ({"message_stats": {"publish_details": {"rate": 4.0}}}, True, Lag(3, 2, 4.0, 0.0)),
+        ({"message_stats": []}, True, Lag(3, 2, 0.0, 0.0)),
+        ({}, True, Lag(3, 2, 0.0, 0.0)),
+        ({"messages_ready": 0}, True, Lag(0, 2, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_the_lag_of_a_shard(fields: dict[str, Any], has_rates: bool, lag: Lag) -> None:
+    assert parse_shard("s", GOOD | fields, V43, 1.0, has_rates=has_rates).lag == lag
+
+
+@pytest.mark.parametrize("stats", [{"publish_details": {"rate": "4"}}, {"ack_details": {"rate": -1.0}}, 7])
+def test_rates_that_cannot_be_believed_are_refused(stats: object) -> None:
+    with pytest.raises(TopologyError, match="queue 's': "):
+        parse_shard("s", GOOD | {"message_stats": stats}, V43, 1.0)
+
+
+def test_a_broker_that_makes_no_rates_says_so() -> None:
+    assert parse_has_rates({"rabbitmq_version": "4.3.6", "rates_mode": "basic"})
+    assert parse_has_rates({"rabbitmq_version": "4.3.6"})
+    assert not parse_has_rates({"rabbitmq_version": "4.3.6", "rates_mode": "none"})
 
 
 async def test_shards_are_read_and_further_ones_stay_as_they_are_known(fake: FakeManagement, api: Management) -> None:
