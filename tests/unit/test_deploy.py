@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp.test_utils import make_mocked_request
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from yarl import URL
 
 from proxy.cli import parser
+from proxy.http.admission.pages import HostNames
 from proxy.process import memory
 from proxy.session.sockets import BUFFER
 from proxy.settings.config import Settings
+from proxy.settings.patterns import Patterns
 from proxy.settings.sources import ENVIRONMENT_PREFIX, load_settings
 from proxy.shards.document import load
 
@@ -137,13 +141,18 @@ def test_the_image_gets_the_packages_that_are_tested_and_none_for_development() 
     ],
 )
 def test_the_manifests_are_valid(version: str) -> None:
-    """All but the operators' own kinds, PodMonitor and SparkApplication: no schema of those is at hand."""
+    """All but the operators' own kinds: no schema of those is at hand."""
     files = [str(file.relative_to(ROOT)) for file in MANIFESTS]
     said = output("kubernetes-validate", "--strict", "--kubernetes-version", version, *files).splitlines()
     assert said == [
+        f"INFO deploy/hpa.yaml passed for resource configmap/adapter-config against version {version}",
+        f"INFO deploy/hpa.yaml passed for resource horizontalpodautoscaler/billing against version {version}",
         f"INFO deploy/networkpolicy.yaml passed for resource networkpolicy/orders-ringproxy against version {version}",
         "WARN deploy/podmonitor.yaml Couldn't find schema for kind PodMonitor"
         f" with api version monitoring.coreos.com/v1 for kubernetes version {version}",
+        f"INFO deploy/scaledobject.yaml passed for resource service/orders-ringproxy against version {version}",
+        "WARN deploy/scaledobject.yaml Couldn't find schema for kind ScaledObject"
+        f" with api version keda.sh/v1alpha1 for kubernetes version {version}",
         f"INFO deploy/sidecar.yaml passed for resource secret/orders-ringproxy against version {version}",
         f"INFO deploy/sidecar.yaml passed for resource deployment/orders against version {version}",
         f"INFO deploy/spark-application.yaml passed for resource secret/ringproxy-usage against version {version}",
@@ -185,6 +194,32 @@ def test_the_policy_lets_only_prometheus_reach_the_admin_port(settings: Settings
     assert rule["ports"] == [{"protocol": "TCP", "port": settings.admin_listen.port}]
     (source,) = rule["from"]
     assert source["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
+
+
+def test_keda_asks_the_sidecars_that_publish_by_a_name_of_theirs(settings: Settings) -> None:
+    """The answer itself is tried with a broker, in the integration tests."""
+    service, template = the("Service")["spec"], the("Deployment", "orders")["spec"]["template"]
+    assert service["selector"].items() <= template["metadata"]["labels"].items()
+    (port,) = service["ports"]
+    (asked,) = the("ScaledObject")["spec"]["triggers"]
+    url = URL(asked["metadata"]["url"])
+    assert url.port == port["port"] == settings.admin_listen.port
+    assert url.host == f"{the('Service')['metadata']['name']}.default.svc"
+    HostNames(settings.admin_listen).check(make_mocked_request("GET", url.path, {"Host": url.host}))
+    assert Patterns(settings.route).match(*url.path.split("/")[2:])
+    assert all(isinstance(value, str) for value in asked["metadata"].values())
+
+
+def test_both_scalers_have_the_same_program_and_limits() -> None:
+    keda, hpa = the("ScaledObject")["spec"], the("HorizontalPodAutoscaler")["spec"]
+    assert keda["scaleTargetRef"]["name"] == hpa["scaleTargetRef"]["name"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
+    (metric,) = hpa["metrics"]
+    (rule,) = yaml.safe_load(the("ConfigMap", "adapter-config")["data"]["config.yaml"])["externalRules"]
+    assert rule["name"]["as"] == metric["external"]["metric"]["name"]
+    assert metric["external"]["target"]["averageValue"] == keda["triggers"][0]["metadata"]["targetValue"]
+    for behavior in (keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], hpa["behavior"]):
+        assert behavior["scaleUp"]["stabilizationWindowSeconds"] > Settings().groups_leave_timeout
 
 
 def test_every_setting_is_one_the_proxy_knows(environment: dict[str, str], settings: Settings) -> None:
@@ -248,7 +283,7 @@ def test_topology_runs_in_one_confined_pod_with_a_command_a_file_and_settings_th
     assert options.watch
     assert str(folder) in {mount["mountPath"] for mount in container["volumeMounts"]}
     made = tmp_path / file
-    made.write_text(the("ConfigMap")["data"][file])
+    made.write_text(the("ConfigMap", "ringproxy-topology")["data"][file])
     (exchange,) = load(made)
     assert exchange.per_node == 2
 

@@ -261,7 +261,7 @@ def holders(made: Arena, kept: Path) -> list[dict[str, str | None]]:
     kept.write_text("\n".join(answer.text for answer in answers))
     shown = []
     for answer in answers:
-        if answer.status == 200:
+        if answer.status == 200 and answer.json["joined"]:
             # Each member names its connection after itself.
             names = {member["id"]: member["client"].rpartition(" ")[2] for member in answer.json["members"]}
             shown.append({shard["shard"]: names.get(shard["holder"]) for shard in answer.json["shards"]})
