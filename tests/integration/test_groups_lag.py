@@ -1,5 +1,6 @@
 """The lag of a group, as KEDA asks for it at any sidecar: while nobody consumes, and with a member at another one."""
 
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from pamqp.commands import Basic
 
 from proxy.commands.group import show
 from tests.integration.broker_api import VirtualHost, wait_until
-from tests.integration.conftest import StartSidecar
+from tests.integration.conftest import Login, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, sharded
+from tests.integration.relay import Relay, relay
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client
 
@@ -92,6 +94,24 @@ def test_the_rates_are_the_brokers(start_sidecar: StartSidecar, vhost: VirtualHo
 
         wait_until("rates", flows)
         wire.goodbye()
+
+
+@pytest.mark.parametrize("goes_away", [Relay.freeze, Relay.cut])
+def test_a_management_api_that_is_away_is_told_and_holds_nobody_up(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, goes_away: Callable[[Relay], None]
+) -> None:
+    """KEDA takes any status but 200 for an error, at which the number of copies stays."""
+    sharded(vhost)
+    with relay(login.management_url) as (link, url):
+        pattern = f"{quote(vhost.name, safe='')}/orders"
+        sidecar = start_sidecar(route=pattern, management_url=url, lookup_timeout="1", management_timeout="1")
+        sidecar.wait_ready()
+        goes_away(link)
+        answer = sidecar.admin(f"/groups/{pattern}")
+        assert answer.status == 503
+        assert "the management API does not tell the messages of the shards of 'orders'" in answer.json["detail"]
+        link.open() if goes_away is Relay.cut else link.thaw()
+        wait_until("the lag", lambda: sidecar.admin(f"/groups/{pattern}").status == 200)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from proxy.groups import groups as groups_module
 from proxy.groups import membership
 from proxy.groups import running as running_module
 from proxy.groups import shards as shards_module
+from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
 from proxy.groups.redelivered import POISON, RECENT
+from proxy.http.admin.group_metrics import collect
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
@@ -398,3 +400,35 @@ async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
         its.links["q4"].delivered_at = time.monotonic()
         await group.readings.look(0.0)
         assert group.readings.waiting == {"q2"}
+
+
+async def test_the_lag_is_that_of_the_last_readings_unless_they_are_outdated(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metrics of shards have the figures only of those that members of this sidecar own."""
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    for shard, ready in (("q1", 5), ("q2", 6)):
+        fake.queues["/", shard] = {
+            "type": "quorum",
+            "messages_ready": ready,
+            "messages_unacknowledged": 1,
+            "consumer_details": [],
+            "message_stats": {"publish_details": {"rate": 2.0}, "ack_details": {"rate": 1.0}},
+        }
+    async with owning(fake, api, "q1", "q2") as (groups, its, _):
+        report = await groups.report_of(("/", "orders"))
+        assert report is not None
+        assert (report["joined"], report["lag"]["messages"], report["lag"]["seconds_to_empty"]) == (True, 13, None)
+        assert [shard["ready"] for shard in report["shards"]] == [5, 6]
+        group = groups.running["/", "orders"]
+        group.state.decision = Decision(owners={"q1": its.id, "q2": "another"})
+        shown = {
+            (s.name, *s.labels.values()): s.value for m in collect(groups) for s in m.samples if "_shard_" in s.name
+        }
+        assert shown == {
+            (f"ringproxy_group_shard_{figure}", "/", "orders", "q1"): value
+            for figure, value in (("ready", 5), ("unacked", 1), ("publish_rate", 2.0), ("consume_rate", 1.0))
+        }
+        monkeypatch.setattr(shards_module, "OUTDATED", -100.0)
+        assert groups.report()[0]["lag"]["messages"] is None
+        assert not [s for m in collect(groups) for s in m.samples if "_shard_" in s.name]
