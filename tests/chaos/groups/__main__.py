@@ -58,19 +58,19 @@ IDLE = 100.0
 
 A shard whose member was connected to a lost node may wait for it for 60 s.
 """
-TRIES = 0
-"""How often a member in series gets a message before it is dead-lettered; 0 for any number."""
+TRIES = 4
+"""How often a member in series gets a message before it is dead-lettered."""
 WINDOW = 50
 DEAD = f"{EXCHANGE}.dead"
 """The dead-letter exchange, and its queue."""
-RETRIES = {"groups_retry_delay": "0.1", "groups_retry_delay_max": "1", "groups_window": f"{WINDOW}"}
+RETRIES = {
+    "groups_retry_delay": "0.1",
+    "groups_retry_delay_max": "1",
+    "groups_window": f"{WINDOW}",
+    "groups_retry_limit": f"{TRIES}",
+    "groups_dead_letter": DEAD,
+}
 """The settings of a run in series. A larger window's messages are not done in the time for acks on a busy machine."""
-if TRIES:
-    RETRIES |= {
-        "groups_retry_limit": f"{TRIES}",
-        "groups_retry_then": "dead-letter",
-        "groups_dead_letter": DEAD,
-    }
 SHOWN = 20
 
 
@@ -107,6 +107,11 @@ class Run:
         return own if self.direct else own | group
 
     @property
+    def tries(self) -> int:
+        """How often a member gets a message before it is dead-lettered; 0 for any number."""
+        return TRIES if self.members is Members.IN_SERIES else 0
+
+    @property
     def limits(self) -> Limits:
         """The limits for the judge."""
         shards: dict[str, str] = {}
@@ -119,7 +124,7 @@ class Run:
         if self.direct:
             return Limits(SHARDS, shard_of, balanced=False)
         works = self.members in (Members.IN_SERIES, Members.AT_ONCE)
-        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, in_series=works, window=WINDOW, tries=TRIES)
+        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, in_series=works, window=WINDOW, tries=self.tries)
 
 
 def main() -> int:
@@ -168,7 +173,7 @@ def main() -> int:
         say(f"set up in {time.monotonic() - begun:.0f} s; the sidecars' hot loop: {kind()}")
         say(f"notes and logs are in {folder}, and stay there unless all is green")
         apply(nodes[0], folder, arguments.queues)
-        if TRIES:
+        if todo.tries:
             dead_letters.declare(nodes[0], DEAD)
         green = uvloop.run(run(todo, nodes))
         for node in nodes:
@@ -207,7 +212,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             todo.seed,
             workers=todo.limits.in_series,
             in_series=todo.members is Members.IN_SERIES,
-            heals=0 if TRIES else HEALS,
+            heals=0 if todo.tries else HEALS,
         )
         injector = Injector(made, group, history, say, direct=todo.direct)
         try:
@@ -219,7 +224,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
                 await injector.run(todo.faults[first : first + ROUND])
                 history.calms.append(await calm(made, group, todo.folder))
             await end(made, group, todo.folder)
-            if TRIES:
+            if todo.tries:
                 history.dead_letters = await asyncio.to_thread(dead_letters.read, nodes[0], DEAD)
         finally:
             group.kill_all()
