@@ -175,7 +175,11 @@ class Series:
         """The number of the last element of `_retries`, by which elements of the same time are told apart."""
 
     def arrive(self, held: Held, due: float = 0.0) -> None:
-        """Take a message that the broker has delivered, and that is not to be tried before `due`, monotonic."""
+        """Take a message that the broker has delivered.
+
+        `due` is when its next try is due, in monotonic seconds, if it was returned before; 0 otherwise. Whether it may
+        be tried once more is judged then.
+        """
         window = held.window
         window.held[held.tag] = held
         self.size += held.size
@@ -185,7 +189,7 @@ class Series:
         if before is not None:
             held.state = _WAITING
             before.after = held
-        elif due > held.at:
+        elif due:
             self._wait(held, due)
         else:
             self._ready.append(held)

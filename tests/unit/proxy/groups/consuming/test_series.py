@@ -214,6 +214,15 @@ def test_a_message_that_comes_before_its_next_try_is_due_waits_for_it_with_its_k
     assert series.pass_on() is first
 
 
+def test_a_message_that_comes_with_all_its_tries_behind_it_is_not_tried_again() -> None:
+    series = Series(Rules(200, 1.0, 5.0, 3, dead_letters=True), 0)
+    held = Held(Window(series, 1), 1, b"k", b"m", b"h", b"b", 100.0)
+    held.tries = 3
+    series.arrive(held, 100.0)
+    assert series.pass_on() is None
+    assert series.release(100.0, 10) == (1, [held])
+
+
 @pytest.mark.parametrize("extra", [b"", entry(b"x-delivery-count", b"l", U64.pack(3))])
 def test_two_deliveries_of_a_message_have_one_fingerprint(extra: bytes) -> None:
     """The broker adds its counts to the headers, also where there were none."""
