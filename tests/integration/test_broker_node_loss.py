@@ -4,6 +4,7 @@ The queue has a replica on each of three nodes. No sidecar takes part.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -101,3 +102,38 @@ def test_a_consumer_that_comes_after_the_loss_with_a_higher_priority_makes_the_s
             assert not came[above].got()
         got = came[above].wait_for(20)
         assert sorted(each.number for each in got if each.redelivered) == list(range(10))
+
+
+def test_a_leader_that_changes_while_the_node_of_the_active_consumer_is_away_lets_newer_messages_overtake(
+    cluster: tuple[list[Node], Behaviour],
+) -> None:
+    """A on the third node holds 0 and 1 as that is killed. The leader then moves from the first node to the second.
+
+    4.3.6 hears of A's loss once more from the new leader, and takes A for inactive though A still has its messages. B
+    gets the newer ones at once, and A's after A's consumer timeout. Older versions return them when A is lost.
+    """
+    nodes, rabbitmq = cluster
+    with ExitStack() as stack:
+        first, a, b = (
+            stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))[0]
+            for node in (nodes[0], nodes[2], nodes[1])
+        )
+        queue = shard(first, "q")
+        a.open(2, 2)
+        a.consume(2, "q", "A", 1, arguments={"x-consumer-timeout": 15_000})
+        queue.publish(6)
+        a.wait_for(2)
+        nodes[2].kill()
+        time.sleep(2)  # until the leader has seen it
+        nodes[0].control("eval", _MOVE_LEADER.replace("NODE", nodes[1].name))
+        time.sleep(1)
+        b.open(2, 10)
+        b.consume(2, "q", "B", 1)
+        assert runs(b.wait_for(6)) == ("2-5 0-1R" if rabbitmq.timeout_cancels else "0-1R 2-5")
+
+
+_MOVE_LEADER = (
+    '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"q">>)),'
+    " rabbit_quorum_queue:transfer_leadership(Q, 'NODE')."
+)
+"""The expression by which a node has another one lead the queue `q`."""
