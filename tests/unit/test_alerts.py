@@ -53,7 +53,11 @@ def test_promtool_can_read_every_expression_of_the_pages(tmp_path: Path) -> None
     """The expressions are those of the dashboard (second cells) and of the sidecars behind an alert (third cells)."""
     pages = [(ROOT / f"docs/how-to/{page}.md").read_text() for page in ("measure", "troubleshoot")]
     listed = [
-        re.findall(r"^\| (?:`\w+` \| )?[^`|]+ \| `([^`]*(?:ringproxy_|process_|up ==)[^`]*)` \|", page, flags=re.M)
+        re.findall(
+            r"^\| (?:\[`\w+`\]\(#[\w-]+\) \| )?[^`|]+ \| `([^`]*(?:ringproxy_|process_|up ==)[^`]*)` \|",
+            page,
+            flags=re.M,
+        )
         for page in pages
     ]
     assert [len(of_page) for of_page in listed] == [10, 13]
