@@ -202,7 +202,8 @@ def _listener(
         from proxy.groups.consuming.attendant import Attendants
         from proxy.groups.consuming.dead_letters import DeadLetters
 
-        dead_letters = DeadLetters(publisher, settings.groups_dead_letter or "", settings.lookup_timeout, groups)
+        exchange, times = settings.groups_dead_letter or "", (settings.lookup_timeout, settings.confirm_timeout)
+        dead_letters = DeadLetters(publisher, exchange, *times, groups)
         attend = Attendants(groups, settings, dead_letters)
     shared = Shared(
         tables,

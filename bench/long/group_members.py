@@ -151,6 +151,9 @@ class OneMember:
         """Have a link end at once."""
         self._enter(member.links[shard], LinkEvent.GIVE_UP)
 
+    def is_with_client(self, member: Member, shard: str) -> bool:
+        return True
+
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         """Return nothing, as each message is acked at once."""
         return {}

@@ -11,10 +11,13 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 MOST_ATTEMPTS: Final = 1_000
-"""The most messages of one group whose tries one sidecar counts, and so the most that one beat tells of."""
+"""The most messages of one group whose tries one beat tells of."""
 
 MOST_TOLD: Final = 10_000
-"""The most messages of one group whose tries are known from all sidecars together."""
+"""The most messages of one group whose tries are known, of all sidecars together."""
+
+LATEST: Final = 86_400.0
+"""Seconds from now until the latest next try that is believed."""
 
 KEPT: Final = 900.0
 """Seconds for which the tries of a message are known after its next try was due."""
@@ -45,11 +48,11 @@ class Attempts:
     def note(self, shard: str, fingerprint: str, tries: int, due: float) -> None:
         """Note the tries of a message, the next of which is due at `due`, in seconds since 1970; 0 tries for none.
 
-        Nothing is noted of further messages while there are MOST_ATTEMPTS.
+        Nothing is noted of further messages while there are MOST_TOLD.
         """
         if not tries:
             self.forget(shard, fingerprint)
-        elif self._count < MOST_ATTEMPTS or self.of(shard, fingerprint) is not None:
+        elif self._count < MOST_TOLD or self.of(shard, fingerprint) is not None:
             self._noted.add(shard)
             found = self.shards.setdefault(shard, {})
             self._count += fingerprint not in found
@@ -86,5 +89,5 @@ class Attempts:
     def expire(self, now: float) -> None:
         """Forget messages that have not come again for long; `now` is in seconds since 1970."""
         for shard, known in list(self.shards.items()):
-            for fingerprint in [each for each, attempt in known.items() if attempt.due + KEPT < now]:
+            for fingerprint in [each for each, at in known.items() if not now - KEPT < at.due < now + LATEST]:
                 self.forget(shard, fingerprint)

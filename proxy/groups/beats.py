@@ -186,7 +186,7 @@ def decode(body: bytes) -> Beat:
     if head.version != VERSION:
         raise OtherVersionError(cut(head.sidecar) if isinstance(head.sidecar, str) else "", head.version)
     beat: Beat = _parsed(_BEAT, body)
-    if beat.size > MAX_LINKS + MAX_MEMBERS + MAX_SHARDS:
+    if beat.size > MAX_LINKS + MAX_MEMBERS + MAX_SHARDS + MOST_ATTEMPTS:
         raise BeatError(f"members: more than {MAX_LINKS} links and refusals in all")
     if len({member.id for member in beat.told}) < len(beat.told):
         raise BeatError("members: one id comes twice")

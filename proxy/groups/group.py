@@ -211,7 +211,7 @@ class Group:
             return
         owners, members = self.decision.owners, peer.members if peer is not None else {}
         for shard in {*beat.attempts, *(name for name, owner in owners.items() if owner in members)}:
-            if owners.get(shard) not in self.local:
+            if shard in self.shards and owners.get(shard) not in self.local:
                 self.attempts.replace(shard, beat.attempts.get(shard, {}))
 
     def connected(self, queue: str, now: float) -> None:

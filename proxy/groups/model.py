@@ -257,3 +257,6 @@ class Actions(Protocol):
 
         A shard of which the client holds nothing unacked is left out.
         """
+
+    def is_with_client(self, member: Member, shard: str) -> bool:
+        """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""

@@ -269,7 +269,8 @@ class RunningGroup:
             limit = "groups_leave_timeout"
         elif parts.ack_timeout and age > parts.ack_timeout:
             limit = "groups_ack_timeout"
-            self.state.stalled(member, now + parts.ack_timeout, now)
+            if actions.is_with_client(member, shard):
+                self.state.stalled(member, now + parts.ack_timeout, now)
             self.stalled += 1
         else:
             return False

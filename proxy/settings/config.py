@@ -307,6 +307,15 @@ class Settings:
             raise ConfigError("groups_in_series: has no effect, because groups names no exchange; set groups too")
         if self.groups_window > MOST_WINDOW:
             raise ConfigError(f"groups_window: {self.groups_window} is more than {MOST_WINDOW}, the highest prefetch")
+        for name in ("groups_retry_limit", "groups_dead_letter"):
+            if getattr(self, name) is not None and not self.groups:
+                raise ConfigError(f"{name}: has no effect, because groups names no exchange; set groups too")
+        if self.groups_dead_letter is not None and self.groups_retry_limit is None:
+            raise ConfigError("groups_dead_letter: has no effect without groups_retry_limit; set that too")
+        if self.groups_dead_letter is not None and self.groups_dead_letter in self.groups:
+            raise ConfigError(
+                f"groups_dead_letter: {self.groups_dead_letter!r} is a group itself; name another exchange"
+            )
         if (
             self.groups_retry_limit is not None
             and self.groups_retry_then == "dead-letter"

@@ -80,6 +80,9 @@ class MemberSession:
     def give_up(self, member: Member, shard: str) -> None:
         self._enter(member.links[shard], LinkEvent.GIVE_UP)
 
+    def is_with_client(self, member: Member, shard: str) -> bool:
+        return True
+
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         return {link.shard: times[0] for link, times in self._unacked.items() if times and self._takes_acks(link)}
 

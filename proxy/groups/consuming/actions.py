@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consumer, Consuming
+from proxy.groups.consuming.series import HeldState
 from proxy.groups.consuming.settle import oldest_by_shard
-from proxy.groups.consuming.tags import MOST_UNACKED
+from proxy.groups.consuming.tags import MOST_UNACKED, TaggedSource
 from proxy.groups.model import Member
 from proxy.session import closing
 from proxy.session.state import ChannelState
@@ -88,3 +90,11 @@ class GroupActions:
         The member may be leaving.
         """
         return oldest_by_shard(self._consuming, member) if self._consuming.c.running else {}
+
+    def is_with_client(self, member: Member, shard: str) -> bool:
+        """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""
+        link = member.links.get(shard)
+        source = self._consuming.sources.get(link.channel) if link is not None else None
+        if not isinstance(source, TaggedSource) or source.window is None:
+            return True
+        return all(held.state == HeldState.CLIENT for held in islice(source.window.held.values(), 1))

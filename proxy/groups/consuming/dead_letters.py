@@ -27,29 +27,28 @@ MOST_TOLD: Final = 1_000
 """The most reasons of failures that the log tells of."""
 
 MOST_AT_ONCE: Final = 100
-"""The most dead letters of one process that await their confirms; further ones wait for their turn."""
-
-MOST_NAMED: Final = 1_000
-"""The most groups that are counted under their own names, and the most reasons that the log tells of."""
+"""The most dead letters of one virtual host that await their confirms; further ones wait for their turn."""
 
 
 class DeadLetters:
     """The dead letters of all groups of this sidecar; it lives as long as the process."""
 
-    def __init__(self, publisher: Publisher, exchange: str, within: float, groups: Groups) -> None:
-        """Take the exchange that they are published to, empty for none, and the seconds to wait for a connection.
+    def __init__(self, publisher: Publisher, exchange: str, within: float, confirmed: float, groups: Groups) -> None:
+        """Take the exchange that they are published to, empty for none, and `groups`, which counts them.
 
-        `groups` counts them.
+        A connection has `within` seconds to come up, and the broker has `confirmed` seconds to confirm one.
         """
-        self._publisher, self.exchange, self._within, self._groups = publisher, exchange, within, groups
-        self._turn = asyncio.Semaphore(MOST_AT_ONCE)
+        self._publisher, self.exchange, self._groups = publisher, exchange, groups
+        self._within, self._confirmed = within, confirmed
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        """By virtual host, so that none waits for another one's connection, or for queues that confirm nothing."""
         self._counters = Counters()
         self._told: set[tuple[str, str]] = set()
         """The reasons for which a dead letter was not confirmed, by virtual host, that the log has told of."""
 
     async def publish(self, letter: Letter) -> bool:
         """Publish a dead letter; return whether the broker has confirmed it. The log tells why not, once."""
-        async with self._turn:
+        async with self._turns.setdefault(letter.vhost, asyncio.Semaphore(MOST_AT_ONCE)):
             why = await self._publish(letter)
         self._groups.count_dead_letter((letter.vhost, letter.group), is_confirmed=not why)
         if why and (letter.vhost, why) not in self._told and len(self._told) < MOST_TOLD:
@@ -77,7 +76,11 @@ class DeadLetters:
         except (Fault, Unavailable, Full, ValueError) as error:
             return str(error)
         connection.wake()
-        result = await answer.result
+        try:
+            async with asyncio.timeout(self._confirmed):
+                result = await answer.result
+        except TimeoutError:
+            return f"no confirm for {self._confirmed:g} s (confirm_timeout)"
         return "" if result.outcome is Outcome.CONFIRMED else result.detail or result.outcome.value
 
 

@@ -12,6 +12,9 @@ from proxy.wire.properties import Header
 
 _EXPIRATION: Final = 1 << 8
 _USER_ID: Final = 1 << 4
+_REPLY_TO: Final = 1 << 9
+_DIRECT_REPLY: Final = b"amq.rabbitmq.reply-to"
+"""The pseudo-queue for which RabbitMQ closes a channel without a consumer on it."""
 
 _GROUP, _SHARD, _ATTEMPT, _REASON = b"x-ring-group", b"x-ring-shard", b"x-ring-attempt", b"x-ring-reason"
 _HEADERS: Final = frozenset({_GROUP, _SHARD, _ATTEMPT, _REASON})
@@ -51,6 +54,8 @@ def header_of(letter: Letter) -> Header:
         fields, _ = table.without(headers, 4, len(headers), _CUT)
     found.pop(_EXPIRATION, None)
     found.pop(_USER_ID, None)
+    if found.get(_REPLY_TO, b"")[1:] == _DIRECT_REPLY:
+        del found[_REPLY_TO]
     told = (
         table.text_field(_GROUP, letter.group.encode()),
         table.text_field(_SHARD, letter.shard.encode()),

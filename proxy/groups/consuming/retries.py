@@ -2,6 +2,7 @@
 
 # mypyc: compiled
 
+import logging
 import time
 from typing import Final
 
@@ -10,18 +11,17 @@ from mmh3 import hash_bytes
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import Consuming, HiddenChannel
 from proxy.groups.consuming.letters import Letter, payload_of
-from proxy.groups.consuming.series import Held, HeldState, Window
+from proxy.groups.consuming.series import LEAVES_WITHIN, Held, HeldState, Window
 from proxy.wire import content, table
 from proxy.wire.frames import Fault
-
-LEAVES_WITHIN: Final = 1.0
-"""Seconds for which a client must go on consuming for a try to count: one that stops returns all that it has."""
 
 _FLAGS: Final = 7 + content.FLAGS
 """The offset of the property flags in the frame of a content header."""
 
 _COUNTS: Final = frozenset({b"x-acquired-count", b"x-delivery-count"})
 """The headers by which two deliveries of one message differ."""
+
+log = logging.getLogger(__name__)
 
 LIMIT: Final = "retry-limit"
 """The reason of a dead letter that was tried as often as it may."""
@@ -31,16 +31,20 @@ def known(hidden: HiddenChannel, held: Held) -> float:
     """Set the tries that a message has behind it as it comes; return when the next is due, in monotonic seconds.
 
     The result is 0 for a message of which no tries are known. A message without a key has none: two of these may be
-    equal, and would count as one.
+    equal, and would count as one. One that was not delivered before is another message, however equal.
     """
     attempts, link, window = hidden.consumer.member.attempts, hidden.link, held.window
-    if link is None or not held.key or held.key in window.last or link.shard not in attempts.shards:
+    if not held.method[20 + held.method[11]] or link is None or not held.key or held.key in window.last:
+        return 0.0
+    if link.shard not in attempts.shards:
         return 0.0
     found = fingerprint(held.key, held.header, payload_of(held.body))
     attempt = attempts.of(link.shard, found)
     if attempt is None:
         return 0.0
     held.fingerprint, held.tries, held.again = found, attempt.tries, True
+    # From now on this sidecar tells of it, also if the shard moves on before the next try.
+    attempts.note(link.shard, found, attempt.tries, max(attempt.due, time.time()))
     return held.at + min(max(attempt.due - time.time(), 0.0), window.series.rules.longest)
 
 
@@ -55,8 +59,8 @@ def returned(g: Consuming, hidden: HiddenChannel, held: Held) -> None:
 
 
 def settled(hidden: HiddenChannel, held: Held) -> None:
-    """Take it that a message is settled, of which nothing needs to be remembered any more."""
-    if held.fingerprint and hidden.link is not None:
+    """Take it that a message is settled. Its tries are forgotten, unless its link has ended: then it comes again."""
+    if held.fingerprint and hidden.link is not None and not hidden.ended:
         hidden.consumer.member.attempts.forget(hidden.link.shard, held.fingerprint)
     held.window.series.settle(held)
 
@@ -73,15 +77,25 @@ def leave(window: Window, hidden: HiddenChannel) -> None:
 
 
 def exhausted(g: Consuming, held: Held) -> None:
-    """Have a message published as a dead letter. Until that is confirmed its link holds it, and does not end."""
+    """Have a message that was tried as often as it may published as a dead letter, or tell that its key stands still.
+
+    Until a dead letter is confirmed its link holds it, and does not end.
+    """
     source = g.sources.get(held.window.number)
     assert isinstance(source, HiddenChannel)
     assert source.link is not None
+    member, shard = source.consumer.member, source.link.shard
+    if held.fingerprint:
+        member.attempts.note(shard, held.fingerprint, held.tries, time.time() + held.window.series.rules.longest)
+    if held.state == HeldState.STOPPED:
+        log.warning(
+            "group %r, virtual host %r: a message of shard %r was tried %d times, and its key stands still"
+            " (groups_retry_then = stop)",
+            *(member.exchange, g.c.vhost, shard, held.tries),
+        )
+        return
     source.link.unacked += 1
-    member = source.consumer.member
-    letter = Letter(
-        *(g.c.vhost, member.exchange, source.link.shard, routing_key(held), held.header, held.body, held.tries, LIMIT)
-    )
+    letter = Letter(*(g.c.vhost, member.exchange, shard, routing_key(held), held.header, held.body, held.tries, LIMIT))
     g.events.append(DeadLetterDue(held, letter))
 
 

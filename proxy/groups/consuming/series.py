@@ -53,6 +53,9 @@ from typing import Final, NamedTuple
 MOST_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of messages of one member that are here; of the link that delivers more the broker keeps them."""
 
+LEAVES_WITHIN: Final = 1.0
+"""Seconds for which a client must go on consuming for a try to count: one that stops returns all that it has."""
+
 _OVERHEAD: Final = 400
 """Bytes of memory that one message takes beside its frames."""
 
@@ -232,6 +235,8 @@ class Series:
         self.with_client -= 1
         delay = min(self.rules.delay * 2.0 ** min(held.tries, 30), self.rules.longest)
         held.tries += 1
+        if 0 < self.rules.limit <= held.tries:
+            delay = max(delay, LEAVES_WITHIN)
         held.returned_at = now
         self._wait(held, now + delay)
         return delay
@@ -271,21 +276,20 @@ class Series:
     def release(self, now: float, most: int) -> tuple[int, list[Held]]:
         """Have the messages tried again that are due at `now`, monotonic, but no more than `most`.
 
-        Returns how many were due, and those of them that are DEAD: the caller publishes each as a dead letter.
+        Returns how many were due, and those of them that are DEAD or STOPPED. The caller publishes the former as dead
+        letters.
         """
-        count, dead = 0, []
+        count, ended = 0, []
         while count < most and (due := self.due) is not None and due <= now:
             held = heappop(self._retries)[2]
             count += 1
             if not 0 < self.rules.limit <= held.tries:
                 held.state = _READY
                 self._ready.append(held)
-            elif self.rules.dead_letters:
-                held.state = _DEAD
-                dead.append(held)
             else:
-                held.state = _STOPPED
-        return count, dead
+                held.state = _DEAD if self.rules.dead_letters else _STOPPED
+                ended.append(held)
+        return count, ended
 
     def drop(self, window: Window) -> None:
         """Forget what neither the client nor a confirm holds of a link that ends: the next member gets it."""

@@ -168,9 +168,9 @@ def try_again(g: Consuming) -> None:
         if room <= 0:
             g.retrying[consumer] = None
             continue
-        count, dead = series.release(g.c.now, deliver.MOST_PASSED)
+        count, ended = series.release(g.c.now, deliver.MOST_PASSED)
         room -= max(count, deliver.MOST_PASSED if series.is_ready else 0)
-        for held in dead:
+        for held in ended:
             retries.exhausted(g, held)
         _go_on(g, consumer)  # which notes the member again where more is ready than goes out at once
         if series.due is not None:
@@ -181,6 +181,8 @@ def dead_lettered(g: Consuming, held: Held, *, is_confirmed: bool) -> None:
     """Have the broker get an ack for a message whose dead letter is confirmed; else publish it again later."""
     source = g.sources.get(held.window.number)
     if not isinstance(source, HiddenChannel) or source.window is not held.window or held.state != HeldState.DEAD:
+        if held.state == HeldState.DEAD:
+            held.window.series.settle(held)  # its link is gone, and the broker delivers it again
         return
     link, consumer = source.link, source.consumer
     assert link is not None

@@ -36,9 +36,9 @@ def test_what_the_owner_of_a_shard_tells_replaces_what_was_known() -> None:
 
 def test_few_are_noted_and_told_whatever_clients_and_other_sidecars_do() -> None:
     attempts = Attempts()
-    for number in range(2 * MOST_ATTEMPTS):
+    for number in range(MOST_TOLD + 10):
         attempts.note(f"q{number % 3}", str(number), 1, 10.0)
-    assert sum(map(len, attempts.shards.values())) == MOST_ATTEMPTS
+    assert sum(map(len, attempts.shards.values())) == MOST_TOLD
     attempts.note("q0", "0", 2, 10.0)
     assert attempts.of("q0", "0") == Attempt(2, 10.0)
     for number in range(30):
@@ -51,5 +51,6 @@ def test_tries_of_messages_that_do_not_come_again_expire() -> None:
     attempts = Attempts()
     attempts.note("q", "a", 1, 10.0)
     attempts.note("q", "b", 1, 11.0)
+    attempts.note("q", "made up", 1, 1e10)
     attempts.expire(KEPT + 10.5)
     assert attempts.shards == {"q": {"b": Attempt(1, 11.0)}}

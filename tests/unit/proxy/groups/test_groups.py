@@ -58,6 +58,9 @@ class Session:
         self.did.append(("give up", shard))
         member.links[shard].enter(LinkEvent.GIVE_UP, 0.0)
 
+    def is_with_client(self, member: Member, shard: str) -> bool:
+        return True
+
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         return self.oldest
 

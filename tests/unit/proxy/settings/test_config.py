@@ -257,7 +257,7 @@ def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
         ("groups_retry_delay_max", ["-1", "x", "nan"]),
         ("groups_retry_limit", ["0", "-1", "x", "5"]),
         ("groups_retry_then", ["", "drop"]),
-        ("groups_dead_letter", ["", "d" * 256]),
+        ("groups_dead_letter", ["", "d" * 256, "dead"]),
         ("groups_require", ["", "none"]),
         ("groups_ack_timeout", ["-1", "x", "nan"]),
         ("groups_leave_timeout", ["-1", "x", "nan"]),
