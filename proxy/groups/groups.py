@@ -166,7 +166,9 @@ class Groups:
 
     def count_dead_letter(self, name: Name, *, is_confirmed: bool) -> None:
         """Count a dead letter of a group, or a publish of one that was not confirmed."""
-        self._totals.setdefault(self._counted_as(name), Counter())["dead" if is_confirmed else "not_dead"] += 1
+        self._totals.setdefault(self._counted_as(name), Counter())[
+            "dead_letters" if is_confirmed else "dead_letters_failed"
+        ] += 1
 
     def redelivered(self, now: float) -> dict[Name, dict[str, Redelivered]]:
         """Return by group and shard the redeliveries to members of this sidecar, and to those that left of late.

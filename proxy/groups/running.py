@@ -264,19 +264,22 @@ class RunningGroup:
         parts, link = self._parts, member.links.get(shard)
         if link is None:
             return False
+        then = "so the shard goes to the next member"
         leaves_for = now - link.changed_at if link.state == LinkState.LEAVING else 0.0
         if parts.leave_timeout and leaves_for > parts.leave_timeout:
             limit = "groups_leave_timeout"
         elif parts.ack_timeout and age > parts.ack_timeout:
             limit = "groups_ack_timeout"
+            self.stalled += 1
             if actions.is_with_client(member, shard):
                 self.state.stalled(member, now + parts.ack_timeout, now)
-            self.stalled += 1
+            else:
+                then = "as it waits in series, so the shard's messages come again"
         else:
             return False
         log.warning(
-            "%s: member %s has not acked a message of shard %r for %.0f s (%s), so the shard goes to the next member",
-            *(self._title, member.client or member.id, shard, age, limit),
+            "%s: member %s has not acked a message of shard %r for %.0f s (%s), %s",
+            *(self._title, member.client or member.id, shard, age, limit, then),
         )
         actions.give_up(member, shard)
         return True

@@ -57,7 +57,7 @@ _SIZES: Final = (
 STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 """The field of the ring id up to its value, which is a 64-bit integer."""
 
-_TIMES: Final = frozenset({b"x-acquired-count", b"x-delivery-count"})
+DELIVERY_COUNTS: Final = frozenset({b"x-acquired-count", b"x-delivery-count"})
 """The headers in which a quorum queue says how often it has delivered a message."""
 
 _LONG_STRING: Final = ord("S")
@@ -212,7 +212,7 @@ def times_redelivered(data: bytes, start: int, end: int) -> int:
     try:
         flags, at = headers_at(data, start, end)
         found = table.fields(data, *table_at(data, at, end)) if flags & HEADERS else ()
-        return max((table.integer_of(data, field) for field in found if field.name in _TIMES), default=0)
+        return max((table.integer_of(data, field) for field in found if field.name in DELIVERY_COUNTS), default=0)
     except Fault:
         return 0
 

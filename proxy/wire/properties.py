@@ -18,7 +18,7 @@ HEADER_NAME = 128
 MOST_DEPTH = 16
 """The most levels of tables and lists nested in one header."""
 
-_DIRECT_REPLY = "amq.rabbitmq.reply-to"
+DIRECT_REPLY = "amq.rabbitmq.reply-to"
 """The pseudo-queue of RabbitMQ's direct reply-to."""
 
 _STREAM_FILTER = "x-stream-filter-value"
@@ -152,7 +152,7 @@ def _reply_to(value: object) -> bytes:
     Raises PropertyError for direct reply-to, which needs a consumer on the channel: without one RabbitMQ closes the
     channel (observed on 3.10.8).
     """
-    if value == _DIRECT_REPLY:
+    if value == DIRECT_REPLY:
         raise PropertyError(f"{value!r} needs a consumer on the same connection, which HTTP does not have")
     return encoded_short_string(value)
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from struct import unpack_from
 from typing import Final, NamedTuple
 
-from proxy.wire.frames import SYNTAX_ERROR, U32, Fault, u32
+from proxy.wire.frames import SYNTAX_ERROR, U32, U64, Fault, u32
 from ring.hashed import canonical
 
 # RabbitMQ's letters, not the specification's: https://www.rabbitmq.com/amqp-0-9-1-errata, section 3.
@@ -176,6 +176,11 @@ def _decoded(data: bytes, kind: int, value: int, stop: int, depth: int) -> objec
                 found[each.name] = _decoded(data, each.kind, each.value, each.stop, depth + 1)
         return found
     return None  # void
+
+
+def integer_field(name: bytes, value: int) -> bytes:
+    """Return the bytes of a field whose value is a 64-bit integer."""
+    return bytes((len(name),)) + name + b"l" + U64.pack(value)
 
 
 def text_field(name: bytes, value: bytes) -> bytes:

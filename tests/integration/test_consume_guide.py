@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -81,21 +81,37 @@ def shop(api: BrokerApi) -> Iterator[VirtualHost]:
         api.ask("DELETE", "users", user)
 
 
+SetUp = Callable[..., Sidecar]
+"""Starts a sidecar with a file of settings and further settings, whose own user has the rights of the guide."""
+
+
 @pytest.fixture
-def sidecar(broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path) -> Sidecar:
-    """A sidecar with the guide's setting, whose own user has the rights of the guide, beside its shards."""
-    topology, settings = tmp_path / "topology.toml", tmp_path / "ringproxy.toml"
+def set_up(broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path) -> SetUp:
+    numbers = count()
+
+    def start(setting: str, **further: str) -> Sidecar:
+        settings = tmp_path / f"ringproxy{next(numbers)}.toml"
+        settings.write_text(setting)
+        return start_sidecar(
+            config=str(settings),
+            broker_url=with_login(broker.amqp_url, "orders", "PASSWORD", "/shop"),
+            management_url=with_login(broker.management_url, USER, PASSWORD),
+            **further,
+        )
+
+    return start
+
+
+@pytest.fixture
+def sidecar(broker: Broker, shop: VirtualHost, set_up: SetUp, tmp_path: Path) -> Sidecar:
+    """A sidecar with the guide's setting, beside its shards."""
+    topology = tmp_path / "topology.toml"
     (shards,), (setting,) = FILES["Before you begin"], FILES["Turn it on"]
     topology.write_text(shards)
-    settings.write_text(setting)
     urls = f"--broker-url={broker.amqp_url} --management-url={broker.management_url}"
     shop.permit(urlsplit(broker.amqp_url).username or "guest", ".*", ".*", ".*")
     assert "steps done" in Shell({})(f"ring-proxy topology apply {urls} {topology}")
-    return start_sidecar(
-        config=str(settings),
-        broker_url=with_login(broker.amqp_url, "orders", "PASSWORD", "/shop"),
-        management_url=with_login(broker.management_url, USER, PASSWORD),
-    )
+    return set_up(setting)
 
 
 @pytest.fixture
@@ -210,6 +226,12 @@ def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+def url_of(broker: Broker, sidecar: Sidecar) -> str:
+    """Return the URL by which the broker's administrator is a client of a sidecar."""
+    user, password = login_of(broker)
+    return f"amqp://{user}:{password}@127.0.0.1:{sidecar.amqp_port}/shop"
+
+
 def login_of(broker: Broker) -> tuple[str, str]:
     """Return the name and the password of the broker's administrator."""
     url = urlsplit(broker.amqp_url)
@@ -217,18 +239,11 @@ def login_of(broker: Broker) -> tuple[str, str]:
 
 
 def test_in_series_a_requeued_message_comes_again_before_the_next_of_its_key(
-    broker: Broker, sidecar: Sidecar, start_sidecar: StartSidecar, tmp_path: Path
+    broker: Broker, sidecar: Sidecar, set_up: SetUp
 ) -> None:
     (setting,) = FILES["Work on one message of a key at a time"]
     (lines,) = SERIES["Work on one message of a key at a time"]
-    settings = tmp_path / "series.toml"
-    settings.write_text(setting)
-    serial = start_sidecar(
-        config=str(settings),
-        broker_url=with_login(broker.amqp_url, "orders", "PASSWORD", "/shop"),
-        management_url=with_login(broker.management_url, USER, PASSWORD),
-    )
-    port, came = serial.amqp_port, list[tuple[str, bool, object]]()
+    came = list[tuple[str, bool, object]]()
 
     def work(channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
         came.append((body.decode(), bool(method.redelivered), (properties.headers or {}).get("x-ring-attempt")))
@@ -237,9 +252,7 @@ def test_in_series_a_requeued_message_comes_again_before_the_next_of_its_key(
         else:
             channel.basic_ack(method.delivery_tag or 0)
 
-    user = urlsplit(broker.amqp_url)
-    url = f"amqp://{user.username}:{user.password}@127.0.0.1:{port}/shop"
-    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+    with pika.BlockingConnection(pika.URLParameters(url_of(broker, set_up(setting)))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         for number in range(3):
@@ -252,30 +265,20 @@ def test_in_series_a_requeued_message_comes_again_before_the_next_of_its_key(
 
 
 def test_a_message_that_was_tried_five_times_is_a_dead_letter(
-    broker: Broker, shop: VirtualHost, sidecar: Sidecar, start_sidecar: StartSidecar, tmp_path: Path
+    broker: Broker, shop: VirtualHost, sidecar: Sidecar, set_up: SetUp
 ) -> None:
     (setting,) = FILES["Give up on a message after some tries"]
     (grant,) = GUIDE["Give up on a message after some tries"]
     *_, rights_of, configure, write, read = shlex.split(grant)
     shop.permit(rights_of, configure, write, read)
-    settings = tmp_path / "limit.toml"
-    settings.write_text(setting)
-    serial = start_sidecar(
-        config=str(settings),
-        broker_url=with_login(broker.amqp_url, "orders", "PASSWORD", "/shop"),
-        management_url=with_login(broker.management_url, USER, PASSWORD),
-        groups_retry_delay="0.05",
-        groups_retry_delay_max="0.05",
-    )
-    user = urlsplit(broker.amqp_url)
-    url = f"amqp://{user.username}:{user.password}@127.0.0.1:{serial.amqp_port}/shop"
+    limited = set_up(setting, groups_retry_delay="0.05", groups_retry_delay_max="0.05")
     tries = list[object]()
 
     def work(channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
         tries.append((properties.headers or {}).get("x-ring-attempt", 1))
         channel.basic_nack(method.delivery_tag or 0)
 
-    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+    with pika.BlockingConnection(pika.URLParameters(url_of(broker, limited))) as connection:
         channel = connection.channel()
         channel.exchange_declare("orders.dead", "fanout", durable=True)
         channel.queue_declare("orders.dead", durable=True)

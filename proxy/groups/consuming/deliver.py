@@ -12,14 +12,14 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mmh3 import hash_bytes
 
-from proxy.groups.consuming import answers, links, retries
+from proxy.groups.consuming import answers, letters, links, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.series import MOST_BYTES, Held
 from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
 from proxy.groups.model import LinkEvent, LinkState
 from proxy.session import closing
 from proxy.session.state import ChannelState
-from proxy.wire import content
+from proxy.wire import content, table
 from proxy.wire.frames import (
     BASIC_CONSUME,
     BASIC_DELIVER,
@@ -52,11 +52,6 @@ MOST_PASSED: Final = 1024
 
 _ANY_KEY: Final = bytes(16)
 """The key of each message as long as it is not known what the exchange hashes."""
-
-_ATTEMPT_NAME: Final = frozenset({b"x-ring-attempt"})
-_ATTEMPT: Final = bytes((14,)) + b"x-ring-attempt" + b"l"
-"""The field that tells a client which try this is, up to its value, which is a 64-bit integer. The first try has none.
-"""
 
 _MOST_SHOWN: Final = 4096
 """The most exchanges whose names for a client are remembered with one consumer."""
@@ -213,12 +208,7 @@ def _key_of(g: Consuming, consumer: Consumer, method: bytes, header: bytes) -> b
         except Fault:
             value = None
         return hash_bytes(value) if value is not None else b""
-    key = method[at + 1 : at + 1 + method[at]]
-    if not method[names]:
-        # A publish to the queue itself has its own exchange and key among the message's headers.
-        exchange, stamped = content.origin_in(header, 7, end)
-        key = stamped if exchange else key
-    return hash_bytes(key)
+    return hash_bytes(retries.routing_key(method, header))
 
 
 def pass_on(g: Consuming, consumer: Consumer) -> bytes:
@@ -251,7 +241,8 @@ def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
     method = held.method[:at] + b"\1" + held.method[at + 1 :]
     header = held.header
     try:
-        payload, _ = content.stamped(header, 7, len(header) - 1, _ATTEMPT + U64.pack(held.tries + 1), _ATTEMPT_NAME)
+        attempt = table.integer_field(letters.ATTEMPT, held.tries + 1)
+        payload, _ = content.stamped(header, 7, len(header) - 1, attempt, (letters.ATTEMPT,))
     except Fault:
         return method, header
     if len(payload) > g.c.frame_max - OVERHEAD:

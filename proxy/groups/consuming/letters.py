@@ -7,24 +7,21 @@ must be the publishing user's. Four headers tell where it came from.
 from typing import Final, NamedTuple
 
 from proxy.wire import content, table
-from proxy.wire.frames import OVERHEAD, U64, u32
-from proxy.wire.properties import Header
+from proxy.wire.frames import OVERHEAD, u32
+from proxy.wire.properties import DIRECT_REPLY, Header
 
 _EXPIRATION: Final = 1 << 8
 _USER_ID: Final = 1 << 4
 _REPLY_TO: Final = 1 << 9
-_DIRECT_REPLY: Final = b"amq.rabbitmq.reply-to"
-"""The pseudo-queue for which RabbitMQ closes a channel without a consumer on it."""
 
-_GROUP, _SHARD, _ATTEMPT, _REASON = b"x-ring-group", b"x-ring-shard", b"x-ring-attempt", b"x-ring-reason"
-_HEADERS: Final = frozenset({_GROUP, _SHARD, _ATTEMPT, _REASON})
+ATTEMPT: Final = b"x-ring-attempt"
+"""The header that tells how often a message was tried, with this try; a first try has none."""
+
+_GROUP, _SHARD, _REASON = b"x-ring-group", b"x-ring-shard", b"x-ring-reason"
+_HEADERS: Final = frozenset({_GROUP, _SHARD, ATTEMPT, _REASON})
 """The headers that a dead letter gets: the group, the queue that was its shard, how often it was tried, and why."""
 
-_CUT: Final = (
-    content.STAMPS_AND_COPIES
-    | _HEADERS
-    | {b"x-acquired-count", b"x-delivery-count", b"x-stream-filter-value", b"x-delay"}
-)
+_CUT: Final = content.STAMPS_AND_COPIES | _HEADERS | content.DELIVERY_COUNTS | {b"x-stream-filter-value", b"x-delay"}
 """The headers that a dead letter does not carry on: what RabbitMQ would heed, and what held in the shard alone."""
 
 
@@ -54,12 +51,12 @@ def header_of(letter: Letter) -> Header:
         fields, _ = table.without(headers, 4, len(headers), _CUT)
     found.pop(_EXPIRATION, None)
     found.pop(_USER_ID, None)
-    if found.get(_REPLY_TO, b"")[1:] == _DIRECT_REPLY:
+    if found.get(_REPLY_TO, b"")[1:] == DIRECT_REPLY.encode():
         del found[_REPLY_TO]
     told = (
         table.text_field(_GROUP, letter.group.encode()),
         table.text_field(_SHARD, letter.shard.encode()),
-        bytes((len(_ATTEMPT),)) + _ATTEMPT + b"l" + U64.pack(letter.tries),
+        table.integer_field(ATTEMPT, letter.tries),
         table.text_field(_REASON, letter.reason.encode()),
     )
     return Header.of(found)._replace(headers=b"".join(told) + fields)

@@ -18,9 +18,6 @@ from proxy.wire.frames import Fault
 _FLAGS: Final = 7 + content.FLAGS
 """The offset of the property flags in the frame of a content header."""
 
-_COUNTS: Final = frozenset({b"x-acquired-count", b"x-delivery-count"})
-"""The headers by which two deliveries of one message differ."""
-
 log = logging.getLogger(__name__)
 
 LIMIT: Final = "retry-limit"
@@ -95,19 +92,22 @@ def exhausted(g: Consuming, held: Held) -> None:
         )
         return
     source.link.unacked += 1
-    letter = Letter(*(g.c.vhost, member.exchange, shard, routing_key(held), held.header, held.body, held.tries, LIMIT))
+    key = routing_key(held.method, held.header)
+    letter = Letter(g.c.vhost, member.exchange, shard, key, held.header, held.body, held.tries, LIMIT)
     g.events.append(DeadLetterDue(held, letter))
 
 
-def routing_key(held: Held) -> bytes:
-    """Return the routing key of a message's publish, which its headers tell where it came to its queue directly."""
-    method = held.method
+def routing_key(method: bytes, header: bytes) -> bytes:
+    """Return the routing key of a message's publish, by the frames of its basic.deliver and of its content header.
+
+    A publish to the queue itself has its own exchange and key among the message's headers.
+    """
     names = 21 + method[11]
-    at = names + 1 + method[names]
     if not method[names]:
-        exchange, stamped = content.origin_in(held.header, 7, len(held.header) - 1)
+        exchange, stamped = content.origin_in(header, 7, len(header) - 1)
         if exchange:
             return stamped
+    at = names + 1 + method[names]
     return method[at + 1 : at + 1 + method[at]]
 
 
@@ -120,7 +120,7 @@ def fingerprint(key: bytes, header: bytes, body: bytes) -> str:
     end = len(header) - 1
     try:
         at, first, stop = content.parts(header, 7, end)
-        fields, _ = table.without(header, first, stop, _COUNTS)
+        fields, _ = table.without(header, first, stop, content.DELIVERY_COUNTS)
         # The first delivery may have no headers at all, where later ones have the counts.
         flag = bytes((header[_FLAGS] & ~(content.HEADERS >> 8),))
         told = header[7:_FLAGS] + flag + header[_FLAGS + 1 : at] + fields + header[stop:end]

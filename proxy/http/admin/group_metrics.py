@@ -105,8 +105,8 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         moves.add_metric(name, counted["moves"])
         stalled.add_metric(name, counted["stalled"])
         lost.add_metric(name, counted["lost"])
-        dead.add_metric(name, counted["dead"])
-        failed.add_metric(name, counted["not_dead"])
+        dead.add_metric(name, counted["dead_letters"])
+        failed.add_metric(name, counted["dead_letters_failed"])
     yield from (moves, stalled, lost, dead, failed)
     again = CounterMetricFamily(
         "ringproxy_group_redeliveries",

@@ -2,12 +2,16 @@
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import aio_pika
-from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
 
 from tests.chaos.groups.consumers.member import CANCELLED_FOR, PAUSE, Acks, Commands, Lines, Task, task
+
+T = TypeVar("T", bound=Task)
 
 LOST = (Exception, asyncio.CancelledError)
 """Anything may be raised by aio-pika where a connection or a channel is lost."""
@@ -17,7 +21,7 @@ class Gone(Exception):  # noqa: N818
     """The connection or the channel is closed."""
 
 
-async def consume(connection: aio_pika.abc.AbstractConnection, todo: Task, lines: Lines, commands: Commands) -> None:
+async def consume(connection: AbstractConnection, todo: Task, lines: Lines, commands: Commands) -> None:
     """Until the member is told to end."""
     acks, unsettled = Acks(todo), dict[int, AbstractIncomingMessage]()
 
@@ -51,8 +55,9 @@ async def consume(connection: aio_pika.abc.AbstractConnection, todo: Task, lines
     await connection.close()
 
 
-async def main() -> None:
-    todo, lines, commands = task(), Lines(), Commands()
+async def run(todo: T, consume: Callable[[AbstractConnection, T, Lines, Commands], Awaitable[None]]) -> None:
+    """Connect and consume again and again, until the member is told to end."""
+    lines, commands = Lines(), Commands()
     ports = itertools.cycle(todo.ports)
     while True:
         try:
@@ -76,4 +81,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(run(task(), consume))

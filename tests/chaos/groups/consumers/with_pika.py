@@ -2,7 +2,9 @@
 
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -10,6 +12,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError, ConsumerCancelled
 
 from tests.chaos.groups.consumers.member import CANCELLED_FOR, PAUSE, Acks, Commands, Lines, Task, task
+
+T = TypeVar("T", bound=Task)
 
 
 def connect(todo: Task, port: int) -> pika.BlockingConnection:
@@ -63,8 +67,9 @@ def consume(connection: pika.BlockingConnection, todo: Task, lines: Lines, comma
     connection.close()
 
 
-def main() -> None:
-    todo, lines, commands = task(), Lines(), Commands()
+def run(todo: T, consume: Callable[[pika.BlockingConnection, T, Lines, Commands], None]) -> None:
+    """Connect and consume again and again, until the member is told to end."""
+    lines, commands = Lines(), Commands()
     ports = itertools.cycle(todo.ports)
     while True:
         try:
@@ -87,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(task(), consume)

@@ -1,14 +1,11 @@
 """A member in series with aio-pika and tasks that work."""
 
 import asyncio
-import itertools
-from contextlib import suppress
 
-import aio_pika
-from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
 
 from tests.chaos.groups.consumers.member import CANCELLED_FOR, PAUSE, Commands, Lines
-from tests.chaos.groups.consumers.with_aio_pika import LOST, Gone
+from tests.chaos.groups.consumers.with_aio_pika import Gone, run
 from tests.chaos.groups.consumers.worker import Job, job, plan
 
 
@@ -36,7 +33,7 @@ async def settle(message: AbstractIncomingMessage, *, fails: bool) -> None:
         await message.reject(requeue=True)
 
 
-async def consume(connection: aio_pika.abc.AbstractConnection, todo: Job, lines: Lines, commands: Commands) -> None:
+async def consume(connection: AbstractConnection, todo: Job, lines: Lines, commands: Commands) -> None:
     """Until the member is told to end."""
     waiting: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
@@ -68,31 +65,5 @@ async def consume(connection: aio_pika.abc.AbstractConnection, todo: Job, lines:
     await connection.close()
 
 
-async def main() -> None:
-    todo, lines, commands = job(), Lines(), Commands()
-    ports = itertools.cycle(todo.ports)
-    while True:
-        try:
-            url = f"amqp://guest:guest@127.0.0.1:{next(ports)}/?heartbeat={todo.heartbeat}&name={todo.name}"
-            connection = await aio_pika.connect(url, timeout=5)
-        except LOST:
-            if commands.ending():
-                return
-            await asyncio.sleep(PAUSE)
-            continue
-        lines.connection += 1
-        try:
-            await consume(connection, todo, lines, commands)
-        except LOST as error:
-            lines.write("l", repr(error))
-            if commands.over:
-                return
-            with suppress(*LOST):
-                await asyncio.wait_for(connection.close(), 3)
-            await asyncio.sleep(PAUSE)
-        else:
-            return
-
-
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(run(job(), consume))

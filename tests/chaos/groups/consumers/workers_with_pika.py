@@ -1,6 +1,5 @@
 """A member in series with pika's blocking connection and threads that work."""
 
-import itertools
 import queue
 import threading
 import time
@@ -9,11 +8,10 @@ from functools import partial
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError, ConsumerCancelled
 
 from tests.chaos.groups.consumers.member import CANCELLED_FOR, PAUSE, Commands, Lines
-from tests.chaos.groups.consumers.with_pika import connect
+from tests.chaos.groups.consumers.with_pika import run
 from tests.chaos.groups.consumers.worker import Job, Try, job, plan
 
 
@@ -104,30 +102,5 @@ def consume(connection: pika.BlockingConnection, todo: Job, lines: Lines, comman
         pool.end()
 
 
-def main() -> None:
-    todo, lines, commands = job(), Lines(), Commands()
-    ports = itertools.cycle(todo.ports)
-    while True:
-        try:
-            connection = connect(todo, next(ports))
-        except (AMQPError, AMQPConnectorException, OSError):
-            if commands.ending():
-                return
-            time.sleep(PAUSE)
-            continue
-        lines.connection += 1
-        try:
-            consume(connection, todo, lines, commands)
-        except (AMQPError, OSError) as error:
-            lines.write("l", repr(error))
-            if commands.over:
-                return
-            with suppress(AMQPError, OSError):  # the channel alone may be closed
-                connection.close()
-            time.sleep(PAUSE)
-        else:
-            return
-
-
 if __name__ == "__main__":
-    main()
+    run(job(), consume)
