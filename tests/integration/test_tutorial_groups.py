@@ -20,6 +20,7 @@ VARIES = {
     r"127\.0\.0\.1:\d+ \w+ by \S+, since \S+, \d+ unacked": "A WORKER",
     r"orders\.\d, orders\.\d$": "TWO SHARDS",
     r"member \d for [\d.]+ s, (\d+|\?) ready, (\d+|\?) unacked": "A MEMBER",
+    r"^lag +(\d+|\?) ready, (\d+|\?) unacked, (\d+\.\d/s published, \d+\.\d/s consumed|rates not known)$": "A LAG",
     r"\nmoving .*": "",
     r"^(one|two|three):( customer-\d+)+$": r"\1: CUSTOMERS",
 }
