@@ -115,12 +115,19 @@ def fingerprint(key: bytes, header: bytes, body: bytes) -> str:
     """Return 32 hexadecimal digits that two deliveries of one message have in common.
 
     `key` is a hash of the message's key, `header` the frame of its content header, and `body` its payload. The counts
-    that RabbitMQ puts among the headers are left out.
+    that RabbitMQ puts among the headers are left out, and so is the order of the headers: RabbitMQ 3.10 sorts them as
+    it adds a count.
     """
     end = len(header) - 1
     try:
         at, first, stop = content.parts(header, 7, end)
-        fields, _ = table.without(header, first, stop, content.DELIVERY_COUNTS)
+        fields = b"".join(
+            sorted(
+                header[field.start : field.stop]
+                for field in table.fields(header, first, stop)
+                if field.name not in content.DELIVERY_COUNTS
+            )
+        )
         # The first delivery may have no headers at all, where later ones have the counts.
         flag = bytes((header[_FLAGS] & ~(content.HEADERS >> 8),))
         told = header[7:_FLAGS] + flag + header[_FLAGS + 1 : at] + fields + header[stop:end]
