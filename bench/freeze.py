@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import os
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -97,11 +95,8 @@ class Freeze:
             raise BenchError(f"before the freeze: {self.singles.statuses}, {self.batches.statuses}")
         self.singles, self.batches = Answered(), Answered()
         peak_before = peak_memory(pid)
-        os.kill(self._world.node.pid, signal.SIGSTOP)
-        try:
+        with self._world.node.frozen():
             await asyncio.sleep(seconds)
-        finally:
-            os.kill(self._world.node.pid, signal.SIGCONT)
         recovery = await self._recovery()
         for client in self._clients:
             client.stop()

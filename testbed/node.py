@@ -112,6 +112,24 @@ class Node:
         """End the node at once, as a crash would."""
         self._end(signal.SIGKILL)
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze the node, and let it run on at the end; once this is entered, none of its threads runs.
+
+        SIGSTOP is taken by one thread, which stops the others. On a busy machine they go on until it has its turn.
+        """
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        try:
+            deadline = time.monotonic() + STOP_SECONDS
+            while any(state != "T" for state in _thread_states(process.pid)):
+                if time.monotonic() > deadline:
+                    raise SetupError(f"RabbitMQ did not freeze within {STOP_SECONDS} s")
+                time.sleep(0.001)
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
+
     def _end(self, number: signal.Signals) -> None:
         process = self._running()
         process.send_signal(number)
@@ -173,6 +191,12 @@ class Node:
 
     def _log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+def _thread_states(pid: int) -> list[str]:
+    """Return the state of each thread of a process, a letter as proc(5) has it."""
+    # The name before it is in parentheses, and may have some of its own.
+    return [stat.read_text().rpartition(") ")[2][0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
 
 
 @contextmanager

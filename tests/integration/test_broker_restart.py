@@ -1,7 +1,5 @@
 """A broker of the test's own, frozen, killed and started again under a sidecar."""
 
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -36,13 +34,10 @@ def test_frozen_killed_and_started_again(start_sidecar: StartSidecar, node: Node
     sidecar.wait_ready()
     assert works(sidecar)
 
-    os.kill(node.pid, signal.SIGSTOP)
-    try:
+    with node.frozen():
         answer = sidecar.publish("orders", "k", b"frozen")
         answer.problem(504, "unknown", "unknown", retryable=True)
         wait_until("not ready", lambda: "FAIL management API: " in sidecar.admin("/readyz?verbose").text)
-    finally:
-        os.kill(node.pid, signal.SIGCONT)
     wait_until("works again", lambda: works(sidecar))
     sidecar.wait_ready()
 

@@ -4,8 +4,6 @@ import base64
 import http.client
 import itertools
 import json
-import os
-import signal
 import socket
 import ssl
 import threading
@@ -482,16 +480,15 @@ def test_a_frozen_broker_under_load(
         workers += [pool.submit(load, lambda: told.batch(200, 4000)) for _ in range(4)]
         try:
             wait_until("some load", lambda: len(told.outcomes) > 1000)
-            os.kill(node.pid, signal.SIGSTOP)
-            frozen.set()
-            try:
-                started = time.monotonic()
-                wait_until("five seconds", lambda: time.monotonic() - started > 5)
-                memory = sidecar.memory("VmHWM")
-                assert sidecar.admin("/livez").status == 200
-            finally:
-                frozen.clear()
-                os.kill(node.pid, signal.SIGCONT)
+            with node.frozen():
+                frozen.set()
+                try:
+                    started = time.monotonic()
+                    wait_until("five seconds", lambda: time.monotonic() - started > 5)
+                    memory = sidecar.memory("VmHWM")
+                    assert sidecar.admin("/livez").status == 200
+                finally:
+                    frozen.clear()
             wait_until("works again", lambda: told.single().status == 200)
         finally:
             stop.set()
