@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import uvloop
 
@@ -17,6 +17,7 @@ from proxy import __version__
 from proxy.app import run
 from proxy.commands import group as consumer_group
 from proxy.commands.check import mistakes
+from proxy.commands.keys import KEYS_VIEW
 from proxy.commands.questions import QuestionError, diff, explain
 from proxy.process import memory
 from proxy.process.logs import catch_all, escaped, install
@@ -152,8 +153,17 @@ def _add_question(command: argparse.ArgumentParser) -> None:
     _add_sidecar(command)
 
 
+_VIEWS: Final = {
+    "members": consumer_group.MEMBERS_VIEW,
+    "keys": KEYS_VIEW,
+}
+"""The parts of what a sidecar tells of a group, by the word for each."""
+
+
 def _add_group(command: argparse.ArgumentParser) -> None:
     command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange whose group is asked for")
+    text = "members: who has which shard (the default); keys: which keys wait for one message, in series"
+    command.add_argument("part", nargs="?", metavar="PART", choices=_VIEWS, default="members", help=text)
     _add_sidecar(command)
     command.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
     command.add_argument("--json", action="store_true", help="print the sidecar's answer as JSON")
@@ -254,9 +264,10 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _group(options: argparse.Namespace) -> int:
+    view = _VIEWS[options.part]
     if options.watch:
-        consumer_group.watch(options.sidecar, options.vhost, options.exchange, as_json=options.json)
-    print(consumer_group.show(options.sidecar, options.vhost, options.exchange, as_json=options.json))
+        consumer_group.watch(options.sidecar, options.vhost, options.exchange, view, as_json=options.json)
+    print(consumer_group.show(options.sidecar, options.vhost, options.exchange, view, as_json=options.json))
     return 0
 
 
@@ -305,7 +316,7 @@ COMMANDS = (
         "group",
         _group,
         _add_group,
-        "show who has which shard of a consumer group, and what is about to move",
+        "show who has which shard of a consumer group and what is about to move, or which keys wait",
         {0: "the sidecar answered"},
     ),
     Command(

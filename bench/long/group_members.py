@@ -28,6 +28,7 @@ import uvloop
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from yarl import URL
 
+from proxy.groups.blocked import BlockedKey
 from proxy.groups.groups import Groups
 from proxy.groups.membership import Room
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
@@ -150,6 +151,13 @@ class OneMember:
     def give_up(self, member: Member, shard: str) -> None:
         """Have a link end at once."""
         self._enter(member.links[shard], LinkEvent.GIVE_UP)
+
+    def backlog(self, member: Member) -> None:
+        """Return None: no member is in series."""
+
+    def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
+        """Return no keys: no member is in series."""
+        return []
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True

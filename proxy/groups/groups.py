@@ -12,7 +12,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.membership import Connect, Membership
 from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.report import report
+from proxy.groups.report import keys_report, report
 from proxy.groups.running import Parts, RunningGroup, counted
 from proxy.groups.shards import Exactness, mixed, partly_in_series, read, shards_of, unreadable
 from proxy.groups.timing import TIMEOUT_ABOVE
@@ -151,6 +151,11 @@ class Groups:
             return None
         await group.readings.refresh(self._lookup_timeout / 2)
         return report(group)
+
+    async def keys_of(self, name: Name) -> dict[str, Any] | None:
+        """Return the keys of a group that wait at members of this sidecar; None if it has no member of it."""
+        group = self._groups.get(name)
+        return keys_report(group, await group.blocked_keys()) if group is not None else None
 
     @property
     def running(self) -> Mapping[Name, RunningGroup]:

@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from proxy.groups.attempts import Attempts
+from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
 
@@ -185,7 +186,7 @@ class Member:
 
     __slots__ = (
         "attempts", "channel", "client", "exchange", "id", "in_series", "leaving", "links", "no_ack", "pauses",
-        "prefetch", "redelivered", "since", "stalled_until", "tag", "vhost",
+        "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -199,6 +200,8 @@ class Member:
         """The redeliveries by shard to all members of its group at this sidecar, of those shards that had any."""
         self.attempts = Attempts()
         """The tries of the group's messages that clients in series have returned; its group has one for all members."""
+        self.returns = 0
+        """How often the client has returned a message in series since the group last looked."""
         self.leaving = False
         """Whether the client has cancelled the consumer, so that links only end."""
         self.stalled_until = 0.0
@@ -257,6 +260,12 @@ class Actions(Protocol):
 
         A shard of which the client holds nothing unacked is left out.
         """
+
+    def backlog(self, member: Member) -> Backlog | None:
+        """Return how much the keys of a member in series wait; None for any other member, and one that has ended."""
+
+    def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
+        """Return the keys of a shard that wait for one message; empty for a member that is not in series."""
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""

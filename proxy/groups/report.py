@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from proxy.groups.beats import MemberBeat
+from proxy.groups.blocked import MOST_KEYS, BlockedKey
 from proxy.groups.decide import Move, Reason
 from proxy.groups.lag import total
 from proxy.groups.model import LinkState
@@ -60,6 +61,40 @@ def report(group: RunningGroup) -> dict[str, Any]:
             for move in sorted(state.decision.moves, key=lambda move: natural(move.shard))
         ],
         "figures_age_seconds": round(now - seen.read_at, 1) if seen.shards else None,
+    }
+
+
+def keys_report(group: RunningGroup, keys: list[BlockedKey]) -> dict[str, Any]:
+    """Return the keys of a group that wait, as members of this sidecar have them, and who has the other shards."""
+    now = time.monotonic()
+    state = group.state
+    hosts = {member: peer.beat.host for peer in state.peers.all.values() for member in peer.members}
+    owners = ((name, state.decision.owners.get(name)) for name in sorted(state.present, key=natural))
+    return {
+        "vhost": group.name[0],
+        "exchange": group.name[1],
+        "in_series": True in state.in_series,
+        "keys": [
+            {
+                "shard": key.shard,
+                "client": key.client,
+                "key": key.key,
+                "key_hash": key.key_hash,
+                "state": key.state,
+                "since_seconds": round(now - key.since, 1),
+                "tries": key.tries,
+                "due_seconds": round(max(key.due - now, 0.0), 1) if key.due is not None else None,
+                "waiting": key.waiting,
+                "message_id": key.message_id,
+                "bytes": key.size,
+                "fingerprint": key.fingerprint,
+            }
+            for key in keys
+        ],
+        "at_most": MOST_KEYS,
+        "elsewhere": [
+            {"shard": name, "host": hosts.get(owner or "")} for name, owner in owners if owner not in state.local
+        ],
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from proxy.groups.attempts import Attempts
 from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
+from proxy.groups.blocked import MOST_KEYS, Backlog, BlockedKey
 from proxy.groups.changes import news, some
 from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
@@ -70,6 +71,10 @@ class RunningGroup:
         """How many links this sidecar has ended because their clients did not ack."""
         self.oldest_unacked_at = 0.0
         """When the oldest delivery that a client has not settled was made, in monotonic seconds; 0 if there is none."""
+        self.returns = 0
+        """How often clients in series have returned a message."""
+        self.backlogs: list[Backlog] = []
+        """How much the keys of each member in series waited when that was last looked at."""
         self._actions: dict[str, Actions] = {}
         self._wake = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
@@ -94,6 +99,7 @@ class RunningGroup:
 
     def remove(self, member: Member) -> None:
         """Note that a member has left: its links are let go, or have ended with its session."""
+        self._take_returns(member)
         self.state.left(member, time.monotonic())
         self._changed()
 
@@ -168,6 +174,7 @@ class RunningGroup:
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
                 self._check_ack_timeouts(now)
+                self._look_at_keys()
                 self._tell_redelivered(now)
                 self.state.attempts.expire(time.time())
             before = self.state.decision
@@ -284,6 +291,35 @@ class RunningGroup:
         actions.give_up(member, shard)
         return True
 
+    def _look_at_keys(self) -> None:
+        self.backlogs = []
+        for member in self.state.local.values():
+            with self._a_session():
+                backlog = self._actions[member.id].backlog(member)
+                if backlog is not None:
+                    self.backlogs.append(backlog)
+                self._take_returns(member)
+
+    def _take_returns(self, member: Member) -> None:
+        self.returns += member.returns
+        member.returns = 0
+
+    async def blocked_keys(self) -> list[BlockedKey]:
+        """Return the keys of members of this sidecar that wait for one message, longest first, MOST_KEYS at the most.
+
+        Others have a turn between two shards: what is returned is not one moment's.
+        """
+        found: list[BlockedKey] = []
+        for member in list(self.state.local.values()):
+            for shard in list(member.links):
+                actions = self._actions.get(member.id)
+                with self._a_session():
+                    found += actions.blocked_keys(member, shard) if actions is not None else ()
+                if len(found) > 2 * MOST_KEYS:
+                    found = sorted(found)[:MOST_KEYS]
+                await asyncio.sleep(0)
+        return sorted(found)[:MOST_KEYS]
+
     def _tell_redelivered(self, now: float) -> None:
         """Log each shard of which a message goes round, and again when the number of times has doubled."""
         for shard in self.redelivered.keys() - self.state.present:
@@ -296,4 +332,4 @@ class RunningGroup:
 
 def counted(group: RunningGroup) -> Counter[str]:
     """Return the totals of a group that metrics add up over its lives in this process."""
-    return Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)
+    return Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost, returns=group.returns)

@@ -13,6 +13,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from yarl import URL
 
+from proxy.groups.blocked import BlockedKey
 from proxy.groups.consuming.links import PRIORITY
 from proxy.groups.groups import Groups
 from proxy.groups.membership import Connect
@@ -79,6 +80,12 @@ class MemberSession:
 
     def give_up(self, member: Member, shard: str) -> None:
         self._enter(member.links[shard], LinkEvent.GIVE_UP)
+
+    def backlog(self, member: Member) -> None:
+        return None
+
+    def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
+        return []
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True

@@ -3,7 +3,7 @@
 import pytest
 from pamqp.commands import Basic, Channel, Connection
 
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
@@ -295,7 +295,7 @@ def test_a_right_that_is_taken_away_later_is_told_and_given_back_it_is_used(
             shard_queue(vhost, "orders.3")
             vhost.bind("orders", "orders.3")
             wait_until("a refusal", lambda: refused(grouping) == 1)
-            lines = show(grouping.admin_url, vhost.name, "orders", as_json=False).splitlines()
+            lines = show(grouping.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False).splitlines()
             (line,) = [line for line in lines if line.startswith("refused")]
             assert " has no consumer on orders.3 for " in line
             assert ": 403 ACCESS_REFUSED - " in line

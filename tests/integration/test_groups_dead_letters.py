@@ -1,12 +1,16 @@
 """Dead letters of groups in series: what was tried as often as it may leaves its shard, and its key goes on."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pamqp.commands import Basic
 
+from proxy.commands.group import show
+from proxy.commands.keys import KEYS_VIEW
 from testbed.broker import Broker
 from tests.integration.broker_api import Delivered, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
@@ -122,6 +126,43 @@ def test_properties_of_a_message_that_would_keep_a_dead_letter_from_its_queue_ar
     assert letter.headers["x-ring-attempt"] == 1
     assert "CC" not in letter.headers
     assert not vhost.drain("elsewhere")
+
+
+def test_the_keys_that_wait_are_told(start_sidecar: StartSidecar, vhost: VirtualHost, client: Client) -> None:
+    sharded(vhost)
+    settings = {name: value for name, value in LIMITED.items() if name != "groups_dead_letter"}
+    settings |= {"groups_retry_then": "stop", "groups_retry_limit": "2"}
+    sidecar = start_sidecar(**settings | {"groups_retry_delay": "2", "groups_retry_delay_max": "2"})
+    publish(client, sidecar.amqp_port, vhost, MESSAGES)
+    path = f"/groups/{quote(vhost.name, safe='')}/orders/keys"
+    assert "no client of this sidecar consumes from 'orders'" in sidecar.admin(path).text
+
+    def told() -> dict[str, Any]:
+        answer: dict[str, Any] = sidecar.admin(path).json
+        assert answer["in_series"]
+        return answer["keys"][0] if answer["keys"] else {}
+
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        work(wire, lambda content: content.body == b"bad 1")
+        wait_until("it is to be tried again", lambda: told().get("state") == "to be tried again")
+        key = told()
+        assert (key["key"], key["tries"], key["bytes"], key["waiting"]) == ("bad", 1, 5, 2)
+        assert 0 < key["due_seconds"] <= 2
+        assert key["shard"] in SHARDS
+        labels = {"vhost": vhost.name, "exchange": "orders"}
+        wait_until("the metric", lambda: sidecar.metric("ringproxy_group_keys_retried", **labels) == 1)
+        assert sidecar.metric("ringproxy_group_oldest_retried_seconds", **labels) > 0
+        work(wire, lambda content: content.body == b"bad 1")
+        wait_until("it stands still", lambda: told().get("state") == "stopped")
+        assert told()["fingerprint"] == key["fingerprint"]
+        assert sidecar.admin(path).json["elsewhere"] == []
+        wait_until("the metric", lambda: sidecar.metric("ringproxy_group_keys_stopped", **labels) == 1)
+        assert sidecar.metric("ringproxy_group_returns_total", **labels) == 2
+        lines = show(sidecar.admin_url, vhost.name, "orders", KEYS_VIEW, as_json=False).splitlines()
+        assert re.fullmatch(
+            r"key +bad, shard orders\.\d, for \d\.\d s: stopped, returned 2 times, 2 messages behind it", lines[1]
+        )
 
 
 def test_a_message_stays_in_its_shard_until_its_dead_letter_has_a_queue(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pamqp.commands import Basic
 
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, sharded
@@ -49,7 +49,7 @@ def test_the_lag_without_consumers_and_with_a_member_elsewhere(
     assert sum(each["ready"] for each in shown["shards"]) == shown["lag"]["ready"] == 30
     assert [(each["shard"], each["consumers"]) for each in shown["shards"]] == [(shard, 0) for shard in SHARDS]
     assert shown["lag"]["seconds_to_empty"] is None
-    lines = show(publishing.admin_url, vhost.name, "orders", as_json=False).splitlines()
+    lines = show(publishing.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False).splitlines()
     assert lines[0].endswith(", 3 shards, no member at this sidecar, exact")
     assert lines[1].startswith("lag          30 ready, 0 unacked, ")
     assert lines[1].endswith("/s published, 0.0/s consumed, not getting empty")

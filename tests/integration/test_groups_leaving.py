@@ -12,7 +12,7 @@ import aio_pika
 import pytest
 from pamqp.commands import Basic, Channel, Connection
 
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
 from proxy.groups.consuming.links import PRIORITY
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
@@ -132,7 +132,7 @@ def test_a_member_that_returns_all_it_holds_while_its_shard_is_to_move_does_not_
     """Among consumers of different priorities RabbitMQ 4.0 would then give the shard's messages to nobody."""
     sharded(vhost)
     vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
-    told = partial(show, grouping.admin_url, vhost.name, "orders", as_json=False)
+    told = partial(show, grouping.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
     publish(client, grouping.amqp_port, vhost, [("", shard, b"%d" % n) for n in range(20) for shard in SHARDS])
     with (
         client.session(grouping.amqp_port, vhost.name) as old,
@@ -400,7 +400,7 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
     old, new = start_sidecar(groups="orders"), start_sidecar(groups="orders")
     vhost.permit(USER, configure=r"^orders\.group", write=".*", read=".*")
     sharded(vhost, SHARD)
-    told = partial(show, new.admin_url, vhost.name, "orders", as_json=False)
+    told = partial(show, new.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
 
     def priorities() -> list[int]:
         found = vhost.api.ask("GET", "consumers", vhost.name)

@@ -14,7 +14,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
 
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
 from proxy.groups.membership import Membership
 from testbed.broker import Broker
 from testbed.node import Node as RabbitNode
@@ -116,7 +116,7 @@ async def test_joins_leaves_and_moves_are_told_and_shards_stand_by_their_numbers
         return bool(re.search(rf"group 'orders', virtual host {re.escape(repr(vhost.name))}: .*{text}", sidecar.log()))
 
     def shown() -> str:
-        return show(sidecar.admin_url, vhost.name, "orders", as_json=False)
+        return show(sidecar.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
 
     async with await consume("billing-a"):
         await until("one joins", lambda: told(r"joined: \S+ billing-a"))
@@ -303,7 +303,7 @@ async def test_clients_of_three_sidecars_of_which_one_is_killed(
 
 def shown_by(sidecar: Sidecar, vhost: str) -> tuple[list[int], bool | None, str | None]:
     """Return what the report says: how many shards each member has, whether that is exact, and what is at fault."""
-    shown = json.loads(show(sidecar.admin_url, vhost, "orders", as_json=True))
+    shown = json.loads(show(sidecar.admin_url, vhost, "orders", MEMBERS_VIEW, as_json=True))
     return sorted(len(member["shards"]) for member in shown["members"]), shown["exact"], shown["membership"]
 
 

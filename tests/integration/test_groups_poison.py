@@ -3,7 +3,7 @@
 import pytest
 from pamqp.commands import Basic
 
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
@@ -76,7 +76,7 @@ def test_a_message_that_goes_round_on_a_shard_without_a_limit_is_counted_and_tol
                 wire.tell(2, Basic.Nack(got.number, False, True) if is_poison else Basic.Ack(got.number))
         assert sidecar.metric("ringproxy_group_redeliveries_total", exchange="orders", shard="orders.0") == times
         assert sidecar.metric("ringproxy_group_worst_redeliveries", exchange="orders", shard="orders.0") == times
-        lines = show(sidecar.admin_url, vhost.name, "orders", as_json=False)
+        lines = show(sidecar.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
         assert f", {times} redelivered, one message {times} times in the last minutes" in lines
         wait_until("a log line", lambda: "a message of shard 'orders.0' has come again" in sidecar.log())
         wire.goodbye()

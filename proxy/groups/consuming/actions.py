@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
+from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.consuming import links
-from proxy.groups.consuming.hidden import Consumer, Consuming
+from proxy.groups.consuming.blocked import backlog, blocked_keys
+from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.series import HeldState
 from proxy.groups.consuming.settle import oldest_by_shard
 from proxy.groups.consuming.tags import MOST_UNACKED, TaggedSource
@@ -90,6 +92,17 @@ class GroupActions:
         The member may be leaving.
         """
         return oldest_by_shard(self._consuming, member) if self._consuming.c.running else {}
+
+    def backlog(self, member: Member) -> Backlog | None:
+        """Return how much the keys of a member in series wait; None for any other member, and one that has ended."""
+        consumer = self._consuming.consumers.get(member)
+        return backlog(consumer) if consumer is not None else None
+
+    def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
+        """Return the keys of a shard that wait for one message; empty for a member that is not in series."""
+        link = member.links.get(shard)
+        source = self._consuming.sources.get(link.channel) if link is not None else None
+        return blocked_keys(source) if isinstance(source, HiddenChannel) else []
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""

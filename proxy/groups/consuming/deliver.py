@@ -43,6 +43,7 @@ from proxy.wire.frames import (
     u32,
     u64,
 )
+from ring.hashed import HashedValue
 
 _out: Final = BytesWriter()
 """The buffer in which a delivery is put together: one for all sessions, since nothing else runs meanwhile."""
@@ -201,14 +202,18 @@ def _key_of(g: Consuming, consumer: Consumer, method: bytes, header: bytes) -> b
         if entry is None or entry.known is None:
             return _ANY_KEY
         consumer.hashed = entry.known.hashed
-    hashed, end = consumer.hashed, len(header) - 1
-    if hashed.source != "routing_key":
-        try:
-            value = content.hashed_value(hashed, hashed.name.encode(), header, 7, end)
-        except Fault:
-            value = None
-        return hash_bytes(value) if value is not None else b""
-    return hash_bytes(retries.routing_key(method, header))
+    value = value_of(consumer.hashed, method, header)
+    return hash_bytes(value) if value is not None else b""
+
+
+def value_of(hashed: HashedValue, method: bytes, header: bytes) -> bytes | None:
+    """Return the value that an exchange hashes of a message, by its whole frames; None if the message lacks it."""
+    if hashed.source == "routing_key":
+        return retries.routing_key(method, header)
+    try:
+        return content.hashed_value(hashed, hashed.name.encode(), header, 7, len(header) - 1)
+    except Fault:
+        return None
 
 
 def pass_on(g: Consuming, consumer: Consumer) -> bytes:

@@ -50,6 +50,7 @@ def returned(g: Consuming, hidden: HiddenChannel, held: Held) -> None:
     series, link = held.window.series, hidden.link
     delay = series.give_back(held, g.c.now)
     g.retrying[hidden.consumer] = None
+    hidden.consumer.member.returns += 1
     if link is not None and held.key:
         held.fingerprint = held.fingerprint or fingerprint(held.key, held.header, payload_of(held.body))
         hidden.consumer.member.attempts.note(link.shard, held.fingerprint, held.tries, time.time() + delay)

@@ -94,6 +94,15 @@ class HeldState(IntEnum):
     """The message is settled, or goes back to its queue with the end of its link."""
 
 
+WORDS: Final = {
+    HeldState.READY: "ready",
+    HeldState.CLIENT: "with the client",
+    HeldState.RETRY: "to be tried again",
+    HeldState.DEAD: "a dead letter to be confirmed",
+    HeldState.STOPPED: "stopped",
+}
+"""The words for the states of a key's first message."""
+
 _WAITING: Final = HeldState.WAITING.value
 _READY: Final = HeldState.READY.value
 _CLIENT: Final = HeldState.CLIENT.value
@@ -107,8 +116,8 @@ class Held:
     """One message that the broker has delivered, from then until it is settled."""
 
     __slots__ = (
-        "after", "again", "at", "body", "fingerprint", "header", "key", "method", "returned_at", "state", "tag",
-        "tries", "window",
+        "after", "again", "at", "body", "due", "fingerprint", "header", "key", "method", "returned_at", "state",
+        "tag", "tries", "window",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +138,8 @@ class Held:
         """How often a client has returned the message."""
         self.returned_at = 0.0
         """When this client last returned it, in monotonic seconds; 0 for never."""
+        self.due = 0.0
+        """When the next try is due, in monotonic seconds; of no meaning in a state other than RETRY."""
         self.fingerprint = ""
         """The message's own among all of its shard (`retries.fingerprint`); empty before it is needed."""
         self.again = False
@@ -145,7 +156,7 @@ class Held:
 class Window:
     """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
 
-    __slots__ = ("held", "last", "number", "series")
+    __slots__ = ("held", "last", "number", "series", "waiting")
 
     def __init__(self, series: "Series", number: int) -> None:
         """Start with nothing. `series` is the member's, and `number` that of the link's hidden channel."""
@@ -154,12 +165,17 @@ class Window:
         """By the broker's delivery tag, the oldest first."""
         self.last: dict[bytes, Held] = {}
         """By key, the message that came last."""
+        self.waiting = 0
+        """How many of the messages are WAITING."""
 
 
 class Series:
     """The deliveries of one member in series; it lives as long as the member."""
 
-    __slots__ = ("_gone", "_number", "_ready", "_retries", "room", "rules", "size", "with_client")
+    __slots__ = (
+        "_gone", "_number", "_ready", "_retries", "retried", "room", "rules", "size", "stopped",
+        "with_client",
+    )  # fmt: skip
 
     def __init__(self, rules: Rules, room: int) -> None:
         """`room` is how many messages the client may hold; 0 for any number."""
@@ -168,6 +184,10 @@ class Series:
         """How many messages the client holds."""
         self.size = 0
         """The bytes of memory that all messages take, roughly."""
+        self.retried: dict[Held, float] = {}
+        """The messages that have tries behind them, the first one first, and when that was, in monotonic seconds."""
+        self.stopped = 0
+        """How many of them are STOPPED."""
         self._ready: deque[Held] = deque()
         """The messages that are READY, the one that came to be so first at its front, and some that are GONE."""
         self._retries: list[tuple[float, int, Held]] = []
@@ -191,8 +211,10 @@ class Series:
             window.last[held.key] = held
         if before is not None:
             held.state = _WAITING
+            window.waiting += 1
             before.after = held
         elif due:
+            self.retried[held] = held.at
             self._wait(held, due)
         else:
             self._ready.append(held)
@@ -225,6 +247,7 @@ class Series:
         after, held.after = held.after, None
         if after is not None:
             if after.state == _WAITING:
+                after.window.waiting -= 1
                 after.state = _READY
                 self._ready.append(after)
         elif held.key and held.window.last.get(held.key) is held:
@@ -235,6 +258,7 @@ class Series:
         self.with_client -= 1
         delay = min(self.rules.delay * 2.0 ** min(held.tries, 30), self.rules.longest)
         held.tries += 1
+        self.retried.setdefault(held, now)
         if 0 < self.rules.limit <= held.tries:
             delay = max(delay, LEAVES_WITHIN)
         held.returned_at = now
@@ -255,7 +279,7 @@ class Series:
         self._wait(held, now)
 
     def _wait(self, held: Held, due: float) -> None:
-        held.state, held.again = _RETRY, True
+        held.state, held.again, held.due = _RETRY, True, due
         self._number += 1
         heappush(self._retries, (due, self._number, held))
 
@@ -288,12 +312,14 @@ class Series:
                 self._ready.append(held)
             else:
                 held.state = _DEAD if self.rules.dead_letters else _STOPPED
+                self.stopped += held.state == _STOPPED
                 ended.append(held)
         return count, ended
 
     def drop(self, window: Window) -> None:
         """Forget what neither the client nor a confirm holds of a link that ends: the next member gets it."""
         window.last.clear()
+        window.waiting = 0
         for held in list(window.held.values()):
             held.after = None
             if held.state not in (_CLIENT, _DEAD):
@@ -308,6 +334,9 @@ class Series:
 
     def _forget(self, held: Held) -> None:
         self.size -= held.size
+        if held.tries:
+            self.retried.pop(held, None)
+            self.stopped -= held.state == _STOPPED
         held.state = _GONE
         held.method = held.header = held.body = b""
         window = held.window

@@ -57,6 +57,26 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
     exact = GaugeMetricFamily(
         "ringproxy_group_exact", "1 if the broker can balance the group in order, as far as is known.", labels=_LABELS
     )
+    retried = GaugeMetricFamily(
+        "ringproxy_group_keys_retried",
+        "Keys in series at this sidecar whose first message was returned at least once and is not settled.",
+        labels=_LABELS,
+    )
+    stopped = GaugeMetricFamily(
+        "ringproxy_group_keys_stopped",
+        "Keys in series at this sidecar that stand still, as a message was tried as often as it may be.",
+        labels=_LABELS,
+    )
+    oldest_retried = GaugeMetricFamily(
+        "ringproxy_group_oldest_retried_seconds",
+        "Time since the first return of the message that was returned first of those not settled; 0 if there is none.",
+        labels=_LABELS,
+    )
+    blocked = GaugeMetricFamily(
+        "ringproxy_group_windows_blocked",
+        "Links in series at this sidecar more than half of whose window waits behind other messages of its keys.",
+        labels=_LABELS,
+    )
     lags = {
         figure: GaugeMetricFamily(f"ringproxy_group_shard_{figure}", meaning, labels=_SHARD_LABELS)
         for figure, meaning in _LAG.items()
@@ -74,12 +94,19 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         connected.add_metric(name, not group.room.fault and state.peers.hears(now))
         exact.add_metric(name, bool(group.readings.exactness.shards) and not group.readings.reasons)
         prefetches.add_metric(name, len(state.prefetches - {0}))
+        backlogs = group.backlogs
+        retried.add_metric(name, sum(each.retried for each in backlogs))
+        stopped.add_metric(name, sum(each.stopped for each in backlogs))
+        blocked.add_metric(name, sum(each.blocked_windows for each in backlogs))
+        first = min((each.since for each in backlogs if each.since), default=now)
+        oldest_retried.add_metric(name, now - first)
         for shard in state.owned(is_first=state.is_first):
             lag = group.readings.lag(shard, now)
             for figure, metric in lags.items():
                 if (value := getattr(lag, figure)) is not None:
                     metric.add_metric((*name, shard), value)
     yield from (members, held, wanted, moving, waiting, refused, oldest, connected, exact, prefetches, *lags.values())
+    yield from (retried, stopped, oldest_retried, blocked)
     moves = CounterMetricFamily(
         "ringproxy_group_moves", "Shards that members at this sidecar have taken.", labels=_LABELS
     )
@@ -101,13 +128,19 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         "Publishes to groups_dead_letter that the broker did not confirm: the key of each such message stands still.",
         labels=_LABELS,
     )
+    returns = CounterMetricFamily(
+        "ringproxy_group_returns",
+        "Messages in series that clients of this sidecar have returned, to be tried again.",
+        labels=_LABELS,
+    )
     for name, counted in groups.totals().items() if groups is not None else ():
         moves.add_metric(name, counted["moves"])
         stalled.add_metric(name, counted["stalled"])
         lost.add_metric(name, counted["lost"])
         dead.add_metric(name, counted["dead_letters"])
         failed.add_metric(name, counted["dead_letters_failed"])
-    yield from (moves, stalled, lost, dead, failed)
+        returns.add_metric(name, counted["returns"])
+    yield from (moves, stalled, lost, dead, failed, returns)
     again = CounterMetricFamily(
         "ringproxy_group_redeliveries",
         "Redeliveries of messages to members at this sidecar, of those shards that had any.",

@@ -104,6 +104,7 @@ class Admin:
         app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
         app.router.add_get("/groups", self.groups)
         app.router.add_get("/groups/{vhost:[^/]+}/{exchange:[^/]+}", self.group)
+        app.router.add_get("/groups/{vhost:[^/]+}/{exchange:[^/]+}/keys", self.keys)
         return app
 
     @web.middleware
@@ -235,6 +236,15 @@ class Admin:
         name = (request.match_info["vhost"], request.match_info["exchange"])
         found = await self._groups.report_of(name) if self._groups is not None else None
         return json_answer(found if found is not None else await self._lag(name))
+
+    async def keys(self, request: web.Request) -> web.Response:
+        """Answer with the keys of a group that wait at members of this sidecar (`ring-proxy group EXCHANGE keys`)."""
+        name = (request.match_info["vhost"], request.match_info["exchange"])
+        found = await self._groups.keys_of(name) if self._groups is not None else None
+        if found is None:
+            where = f"exchange: no client of this sidecar consumes from {name[1]!r} in {name[0]!r} as a group"
+            raise unknown_exchange(f"{where}; ask a sidecar that has a member (`ring-proxy group` names their hosts)")
+        return json_answer(found)
 
     async def _lag(self, name: Name) -> dict[str, Any]:
         """Return the figures of an exchange's shards. Raises ProblemError 404, 429 or 503."""

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.cli import main
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
+from proxy.commands.keys import KEYS_VIEW
 from proxy.commands.questions import QuestionError
 
 MEMBERS = [
@@ -111,9 +112,9 @@ def answering(answers: dict[str, Any]) -> Iterator[str]:
 
 def test_a_group_in_lines() -> None:
     with answering({"/groups/shop/a%2Fb": ANSWER}) as url:
-        assert show(url, "shop", "a/b", as_json=False) == LINES.strip("\n").replace("GHOST", GHOST).replace(
-            "POISON", POISON
-        )
+        assert show(url, "shop", "a/b", MEMBERS_VIEW, as_json=False) == LINES.strip("\n").replace(
+            "GHOST", GHOST
+        ).replace("POISON", POISON)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_group_in_lines() -> None:
 )
 def test_the_line_of_the_lag(lag: dict[str, Any], line: str) -> None:
     with answering({"/groups/shop/orders": {**ANSWER, "lag": lag}}) as url:
-        assert f"\nlag          {line}\n" in show(url, "shop", "orders", as_json=False)
+        assert f"\nlag          {line}\n" in show(url, "shop", "orders", MEMBERS_VIEW, as_json=False)
 
 
 def test_a_group_without_members_at_the_sidecar_in_lines() -> None:
@@ -136,13 +137,67 @@ def test_a_group_without_members_at_the_sidecar_in_lines() -> None:
     ]
     answer = ANSWER | {each: [] for each in ("members", "leaving", "refused", "moves", "warnings", "reasons")}
     with answering({"/groups/shop/orders": answer | {"joined": False, "exact": True, "shards": shards}}) as url:
-        assert show(url, "shop", "orders", as_json=False).splitlines() == [
+        assert show(url, "shop", "orders", MEMBERS_VIEW, as_json=False).splitlines() == [
             "group        orders in virtual host shop, 3 shards, no member at this sidecar, exact",
             "lag          3 ready, 9 unacked, 2.0/s published, 3.5/s consumed, empty in 2 min",
             "shard        orders.2, 0 consumers, ? ready, ? unacked",
             "shard        orders.2, 1 consumer, ? ready, ? unacked",
             "shard        orders.2, ? consumers, ? ready, ? unacked",
         ]
+
+
+KEYS_ANSWER = {
+    "vhost": "shop",
+    "exchange": "orders",
+    "in_series": True,
+    "keys": [
+        {
+            "shard": "orders.1",
+            "client": "10.0.0.7:51412 billing-0",
+            "key": "c17",
+            "key_hash": "0" * 32,
+            "state": "to be tried again",
+            "since_seconds": 75.0,
+            "tries": 3,
+            "due_seconds": 2.0,
+            "waiting": 1,
+            "message_id": "m\x1b",
+            "bytes": 12,
+            "fingerprint": "f" * 32,
+        },
+    ],
+    "at_most": 1000,
+    "elsewhere": [{"shard": "orders.2", "host": "node-b"}, {"shard": "orders.3", "host": None}],
+}
+
+
+def test_the_keys_that_wait_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    second = KEYS_ANSWER["keys"][0] | {  # type: ignore[index]
+        "key": "",
+        "state": "with the client",
+        "due_seconds": None,
+        "tries": 1,
+        "waiting": 2,
+        "message_id": "",
+    }
+    answer = KEYS_ANSWER | {"keys": [*KEYS_ANSWER["keys"], second], "in_series": False}  # type: ignore[misc]
+    with answering({"/groups/shop/orders/keys": answer}) as url:
+        assert main(["group", "orders", "keys", "--vhost", "shop", "--sidecar", url]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "keys         orders in virtual host shop (not in series), 2 keys wait at this sidecar",
+            "key          c17, shard orders.1, for 1 min: to be tried again in 2.0 s, returned 3 times,"
+            " 1 message behind it",
+            f"             message m\\x1b, 12 bytes, fingerprint {'f' * 32}, with 10.0.0.7:51412 billing-0",
+            "key          (not known), shard orders.1, for 1 min: with the client, returned once, 2 messages behind it",
+            f"             12 bytes, fingerprint {'f' * 32}, with 10.0.0.7:51412 billing-0",
+            "elsewhere    orders.2: node-b",
+            "elsewhere    orders.3: no sidecar that is known",
+        ]
+        full = {"keys": KEYS_ANSWER["keys"], "at_most": 1}
+    with answering({"/groups/shop/orders/keys": KEYS_ANSWER | full}) as url:
+        assert "shop, the 1 keys that wait for the longest at this sidecar" in show(
+            *(url, "shop", "orders", KEYS_VIEW), as_json=False
+        )
 
 
 def test_a_group_as_json_in_the_default_virtual_host(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +215,7 @@ def test_what_is_no_sidecars_answer_is_told(answer: Any) -> None:
         answering({"/groups/shop/orders": answer}) as url,
         pytest.raises(QuestionError, match="not a sidecar's answer"),
     ):
-        show(url, "shop", "orders", as_json=False)
+        show(url, "shop", "orders", MEMBERS_VIEW, as_json=False)
 
 
 def test_a_group_without_members_there_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

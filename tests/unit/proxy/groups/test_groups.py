@@ -13,6 +13,7 @@ from proxy.groups import groups as groups_module
 from proxy.groups import membership
 from proxy.groups import running as running_module
 from proxy.groups import shards as shards_module
+from proxy.groups.blocked import BlockedKey
 from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
@@ -57,6 +58,12 @@ class Session:
     def give_up(self, member: Member, shard: str) -> None:
         self.did.append(("give up", shard))
         member.links[shard].enter(LinkEvent.GIVE_UP, 0.0)
+
+    def backlog(self, member: Member) -> None:
+        return None
+
+    def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
+        return []
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True

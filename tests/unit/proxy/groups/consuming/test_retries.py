@@ -6,11 +6,13 @@ from struct import pack
 
 import pytest
 
+from proxy.groups.blocked import Backlog
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.retries import fingerprint
 from proxy.groups.consuming.series import LEAVES_WITHIN, Held, HeldState, Rules
 from proxy.groups.model import Member
+from proxy.session import client_loop
 from proxy.wire import table
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened, seen
 from tests.unit.proxy.session.wire import ack, headers, long_string, method
@@ -156,6 +158,49 @@ def test_two_deliveries_of_a_message_have_one_fingerprint_though_its_headers_are
     came = [ring + key, count + key + ring, ring + key + count]
     assert len({fingerprint(b"k", headers(1, 4, entries), b"body") for entries in came}) == 1
     assert fingerprint(b"k", headers(1, 4, ring), b"body") != fingerprint(b"k", headers(1, 4, key), b"body")
+
+
+def test_the_keys_that_wait_and_how_much() -> None:
+    wire = Limited(Rules(2, 5.0, 5.0, 2))
+    entries = long_string(b"h", b"v")
+    first = deliver(A, 1, head=headers(A, 5, entries))
+    wire.broker(first + deliver(A, 2, head=headers(A, 5, entries)) + deliver(A, 3, head=headers(A, 5, entries)))
+    (key,) = wire.actions.blocked_keys(wire.member, "q1")
+    assert (key.shard, key.state, key.tries, key.due, key.waiting) == ("q1", "with the client", 0, None, 2)
+    assert (key.size, key.message_id, len(key.key_hash), len(key.fingerprint)) == (5, "", 32, 32)
+    assert wire.actions.backlog(wire.member) == Backlog(0, 0, 0.0, 1)
+
+    wire.client(method(1, 60, 120, pack(">QB", 1, 2)))
+    returned_at = wire.c.now
+    (again,) = wire.actions.blocked_keys(wire.member, "q1")
+    assert (again.state, again.tries, again.due) == ("to be tried again", 1, returned_at + 5.0)
+    assert (again.key_hash, again.fingerprint) == (key.key_hash, key.fingerprint)
+    wire.wait(5.0)
+    wire.to_client()
+    assert wire.actions.backlog(wire.member) == Backlog(1, 0, returned_at, 1)
+    assert wire.actions.blocked_keys(wire.member, "q1")[0].state == "with the client"
+
+    wire.client(method(1, 60, 120, pack(">QB", 2, 2)))
+    wire.wait(5.0)
+    assert wire.actions.backlog(wire.member) == Backlog(1, 1, returned_at, 1)
+    assert wire.actions.blocked_keys(wire.member, "q1")[0].state == "stopped"
+    assert wire.member.returns == 2
+
+    wire.actions.give_up(wire.member, "q1")
+    assert wire.actions.backlog(wire.member) == Backlog(0, 0, 0.0, 0)
+    assert wire.actions.blocked_keys(wire.member, "q1") == []
+
+
+def test_a_key_that_is_settled_waits_no_more() -> None:
+    wire = Limited(Rules(2, 5.0, 5.0))
+    wire.broker(deliver(A, 1) + deliver(A, 2))
+    wire.client(method(1, 60, 120, pack(">QB", 1, 2)))
+    wire.wait(5.0)
+    wire.to_client()
+    client_loop.from_client(wire.c, ack(1, 2))
+    assert (wire.to_broker(), wire.to_client()) == (ack(A, 1), seen(3))
+    assert wire.actions.backlog(wire.member) == Backlog(0, 0, 0.0, 0)
+    assert wire.actions.blocked_keys(wire.member, "q1") == []
 
 
 def test_a_key_that_stands_still_is_told_and_does_not_make_its_member_late(caplog: pytest.LogCaptureFixture) -> None:
