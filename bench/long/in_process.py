@@ -19,6 +19,7 @@ from bench.world import World, compiled_environment
 from proxy.groups.consuming import consumer, links
 from proxy.groups.consuming.hidden import Consumer
 from proxy.groups.consuming.interceptor import GroupInterceptor
+from proxy.groups.consuming.series import Series
 from proxy.groups.model import LinkState, Member
 from proxy.journal.buffer import Filled, Journal
 from proxy.routing.counters import CounterTable
@@ -45,8 +46,8 @@ JOURNALS = {"none": 0, "of 1% of the keys": SLOTS // 100, "of all": SLOTS}
 """The number of slots that are journalled, by title. A journal's own thread is not measured."""
 
 
-DELIVERIES = "an ordinary consumer", "a member, stamps", "a member, lanes"
-"""Who gets the deliveries: a consumer of a queue, or a member of a group whose shards are published to in two ways."""
+DELIVERIES = "an ordinary consumer", "a member, stamps", "a member, lanes", "a member in series, lanes"
+"""Who gets the deliveries: a consumer of a queue, or a member of a group, and how its shards are published to."""
 
 
 def in_process(world: World) -> str:
@@ -98,8 +99,8 @@ def delivered(who: str) -> tuple[float, float, float]:
     Deliveries come CHUNK at a time, of a member's shards in turn.
     """
     connection = _connection(0)
-    channels = [1] if who == DELIVERIES[0] else _join(connection)
-    exchange = b"\x0borders.lane" if who == DELIVERIES[2] else b"\0"
+    channels = [1] if who == DELIVERIES[0] else _join(connection, in_series=who == DELIVERIES[3])
+    exchange = b"\x0borders.lane" if who in DELIVERIES[2:] else b"\0"
     taken, single, multiple, number, tags = [], [], [], 0, dict.fromkeys(channels, 0)
     for turn in range(2 * ROUNDS):
         deliveries = b""
@@ -145,7 +146,7 @@ def _connection(slots: int) -> Connection:
     return made
 
 
-def _join(connection: Connection) -> list[int]:
+def _join(connection: Connection, *, in_series: bool) -> list[int]:
     """Have the client's channel begin a member that consumes from eight shards; return their hidden channels."""
     own, channel = connection.interceptor, connection.channels[1]
     assert isinstance(own, GroupInterceptor)
@@ -154,6 +155,8 @@ def _join(connection: Connection) -> list[int]:
     own.opened(101, 9)
     member = Member("id", "/", "orders", 1, b"consumer")
     joined = own.consumers[member] = Consumer(member, channel, numbering, b"")
+    if in_series:
+        joined.series = Series(own.rules, 0)
     for n in range(8):
         links.open_link(own, joined, f"orders.{n}")
     connection.to_broker.take_due()

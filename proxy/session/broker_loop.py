@@ -161,7 +161,8 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
                     if frames:
                         if start < i:
                             out.append(run(data, start, i))
-                        out.append(delivered)
+                        if delivered:
+                            out.append(delivered)
                         way.frames += frames
                         i = start = stop
                         continue

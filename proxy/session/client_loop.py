@@ -257,12 +257,15 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
         if start < i:
             out.append(run(data, start, i))
         way.rest = data[i:]
+        _gather(c)
         closing.fail(c, fault)
         return
     finally:
         way.frames += frames
     if start < i:
         out.append(run(data, start, i) if start or i < size else data)
+    if c.running:
+        _gather(c)
     again, c.again = c.again, b""
     if again:
         way.frames -= 1  # it counts once it has taken all of its effect
@@ -270,6 +273,12 @@ def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one
         closing.late_from_client(c, data[i:])
     elif again or i < size:
         way.rest = again + data[i:]
+
+
+def _gather(c: Connection) -> None:
+    """Have the broker get what the interceptor has gathered from the frames that were taken."""
+    if c.interceptor is not None and (frames := c.interceptor.gathered()):
+        c.to_broker.insert(frames)
 
 
 def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:

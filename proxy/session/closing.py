@@ -80,13 +80,14 @@ def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
 
     A message that came back behind it could not be published again.
     """
+    gathered = c.interceptor.gathered() if c.interceptor is not None else b""
     goodbyes = close_unconfirmed(c)
     if not awaits_answers(c):
         c.enter(Phase.CLOSING)
-        return None
+        return gathered + data[i:end] if gathered else None
     c.enter(Phase.LEAVING)
     c.goodbye = data[i:end]
-    return goodbyes
+    return gathered + goodbyes
 
 
 def close_unconfirmed(c: Connection) -> bytes:

@@ -9,7 +9,7 @@ methods stands behind two objects of each session, and the session knows nothing
 
 The questions are six:
 
-- What becomes of a client's method? `from_client`, and `may_go_on` and `refuse` for one that waits.
+- What becomes of a client's method? `from_client`, `gathered`, and `may_go_on` and `refuse` for one that waits.
 - What becomes of a broker's frame? `from_broker` for methods; for contents `deliveries`, `hidden_frame`, `own_frame`.
 - What follows from the end of a channel? `channel_ends` and `channel_gone`.
 - What goes out before a close? Whatever `channel_ends` has put into `Direction.due`.
@@ -52,6 +52,13 @@ class Interceptor(ABC):
 
         Returns what goes on in its place; None for the session to go on with it. If `Waiting.held` is set, the frame
         waits, with all that follows on its channel.
+        """
+
+    @abstractmethod
+    def gathered(self) -> bytes:
+        """Return what the broker gets for methods that `from_client` has taken one by one, all of one read together.
+
+        It is asked behind the frames of each read, and before the client's connection.close.
         """
 
     @abstractmethod

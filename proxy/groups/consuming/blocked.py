@@ -44,7 +44,8 @@ def _shown(hidden: HiddenChannel, shard: str, held: Held) -> BlockedKey:
     while after is not None:
         waiting, after = waiting + 1, after.after
     hashed = hidden.consumer.hashed
-    key = value_of(hashed, held.method, held.header) if hashed is not None else None
+    frames = (held.frames, 0, held.header_at, held.body_at)
+    key = value_of(hashed, *frames) if hashed is not None else None
     body = payload_of(held.body)
     return BlockedKey(
         held.at,
@@ -56,7 +57,7 @@ def _shown(hidden: HiddenChannel, shard: str, held: Held) -> BlockedKey:
         held.tries,
         held.due if held.state == HeldState.RETRY else None,
         waiting,
-        _text(value_of(_MESSAGE_ID, held.method, held.header) or b""),
+        _text(value_of(_MESSAGE_ID, *frames) or b""),
         len(body),
         held.fingerprint or fingerprint(held.key, held.header, body),
     )

@@ -12,6 +12,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mmh3 import hash_bytes
 
+from proxy.groups.attempts import Attempt
 from proxy.groups.consuming import answers, letters, links, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.series import MOST_BYTES, Held
@@ -86,6 +87,8 @@ def whole(  # noqa: C901 - one loop, for speed
     number = hidden.number
     frames = 0
     looked: Consumer | None = None
+    behind: Consumer | None = None
+    tried: dict[str, dict[str, Attempt]] = {}
     out = _out
     out.truncate(0)
     while size - i > LEAST_METHOD and frames < _MOST_IN_A_RUN:
@@ -111,13 +114,31 @@ def whole(  # noqa: C901 - one loop, for speed
         if stop > size or names + 2 > header:
             break
         numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
-        if link is None or link.state != _TAKES or consumer.channel.state != _OPEN or hidden.window is not None:
+        if link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
             break
         if hidden.left or numbering.busy is not None or len(numbering.unacked) + 1 >= MOST_UNACKED:
             break
         if consumer is not looked:
             _look(g, consumer)
             looked = consumer
+            tried = consumer.member.attempts.shards
+        window = hidden.window
+        if window is not None:
+            series = window.series
+            if series.size + stop - i > MOST_BYTES or behind is not None:
+                break
+            key = _key_of(g, consumer, data, i, header, body_at)
+            tag = u64(data, i + 12 + data[i + 11])
+            held = Held(window, tag, key, data[i:stop], header - i, body_at - i, g.c.now)
+            due = retries.known(hidden, held) if tried else 0.0
+            if not series.arrive(held, due, passes=True):
+                if due:
+                    g.retrying[consumer] = None
+                elif series.is_ready:
+                    behind = consumer
+                frames += 3 if length else 2
+                i = stop
+                continue
         link.unacked += not consumer.member.no_ack
         _write(g, hidden, data, i, header, data, header, body_at)
         frames += 2
@@ -126,7 +147,8 @@ def whole(  # noqa: C901 - one loop, for speed
             out.write(data[body_at + 3 : stop])
             frames += 1
         i = stop
-    return i, frames, out.getvalue() if frames else b""
+    taken = out.getvalue() if frames else b""
+    return i, frames, taken + pass_on(g, behind) if behind is not None else taken
 
 
 def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i: int, end: int) -> bytes:
@@ -158,7 +180,7 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
         return _out.getvalue()
     hidden.body(end - i - OVERHEAD)
     if hidden.header:
-        hidden.bodies.append(hidden.body_start + data[i + 3 : end])
+        hidden.bodies.append(data[i:end])
         if not hidden.left:
             g.c.republishing.gathering -= 1
             return _arrived(g, hidden)
@@ -168,12 +190,13 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
 def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
     """Take a whole message for a member in series; return the frames of what the client may have now."""
     consumer, window, link = hidden.consumer, hidden.window, hidden.link
-    method, header, body = hidden.frame, hidden.header, b"".join(hidden.bodies)
+    method, header = hidden.frame, hidden.header
+    frames, header_at, body_at = b"".join((method, header, *hidden.bodies)), len(method), len(method) + len(header)
     hidden.frame, hidden.header, hidden.bodies = b"", b"", []
     if window is None or link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
         return b""  # the link has come to its end meanwhile: the broker delivers the message again
-    key = _key_of(g, consumer, method, header)
-    held = Held(window, u64(method, 12 + method[11]), key, method, header, body, g.c.now)
+    key = _key_of(g, consumer, frames, 0, header_at, body_at)
+    held = Held(window, u64(method, 12 + method[11]), key, frames, header_at, body_at, g.c.now)
     due = retries.known(hidden, held) if consumer.member.attempts.shards else 0.0
     window.series.arrive(held, due)
     if due:
@@ -186,32 +209,37 @@ def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
     return pass_on(g, consumer)
 
 
-def _key_of(g: Consuming, consumer: Consumer, method: bytes, header: bytes) -> bytes:
+def _key_of(g: Consuming, consumer: Consumer, data: bytes, i: int, header: int, end: int) -> bytes:
     """Return a hash of the value that the exchange hashed of a message; empty if the message lacks it.
+
+    The message's basic.deliver is at `i`, its content header at `header`, and `end` is where that ends.
 
     The sidecar does not know what an exchange hashes as long as it has no ring for it, as in the mode pass. Then all
     messages of a shard count as one key's. Once known, it holds for as long as the member lives. Raises Fault if the
     names in the basic.deliver run past it.
     """
-    names = 21 + method[11]
-    at = names + 1 + method[names] if names < len(method) else len(method)
-    if at >= len(method) - 1 or at + 1 + method[at] >= len(method):
+    names = i + 21 + data[i + 11]
+    at = names + 1 + data[names] if names < header else header
+    if at >= header - 1 or at + 1 + data[at] >= header:
         raise Fault(SYNTAX_ERROR, "the names of basic.deliver run past its frame", BASIC_DELIVER)
     if consumer.hashed is None:
         entry = g.c.table.entry_of(consumer.member.exchange) if g.c.table is not None else None
         if entry is None or entry.known is None:
             return _ANY_KEY
         consumer.hashed = entry.known.hashed
-    value = value_of(consumer.hashed, method, header)
+    value = value_of(consumer.hashed, data, i, header, end)
     return hash_bytes(value) if value is not None else b""
 
 
-def value_of(hashed: HashedValue, method: bytes, header: bytes) -> bytes | None:
-    """Return the value that an exchange hashes of a message, by its whole frames; None if the message lacks it."""
+def value_of(hashed: HashedValue, data: bytes, i: int, header: int, end: int) -> bytes | None:
+    """Return the value that an exchange hashes of a message; None if the message lacks it.
+
+    The message's basic.deliver is at `i`, its content header at `header`, and `end` is where that ends.
+    """
     if hashed.source == "routing_key":
-        return retries.routing_key(method, header)
+        return retries.routing_key(data, i, header, end)
     try:
-        return content.hashed_value(hashed, hashed.name.encode(), header, 7, len(header) - 1)
+        return content.hashed_value(hashed, hashed.name.encode(), data, header + 7, end - 1)
     except Fault:
         return None
 
@@ -224,27 +252,36 @@ def pass_on(g: Consuming, consumer: Consumer) -> bytes:
     series, numbering = consumer.series, consumer.numbering
     if series is None or consumer.leaving or consumer.channel.state != _OPEN:
         return b""
-    frames: list[bytes] = []
     _look(g, consumer)
-    while len(frames) < MOST_PASSED and not numbering.full and (held := series.pass_on()) is not None:
+    count, out = 0, _out
+    out.truncate(0)
+    while count < MOST_PASSED and not numbering.full and (held := series.pass_on()) is not None:
         source = g.sources.get(held.window.number)
         assert isinstance(source, HiddenChannel)
         assert source.link is not None
         source.link.unacked += 1
-        method, header = _again(g, held) if held.again else (held.method, held.header)
-        _out.truncate(0)
-        _write(g, source, method, 0, len(method), header, 0, len(header), held.tries)
-        frames.append(_out.getvalue() + held.body)
+        frames, at = held.frames, held.body_at
+        if held.again:
+            method, header = _again(g, held)
+            _write(g, source, method, 0, len(method), header, 0, len(header), held.tries)
+        else:
+            _write(g, source, frames, 0, held.header_at, frames, held.header_at, at)
+        while at < len(frames):
+            end = at + OVERHEAD + u32(frames, at + 3)
+            out.write(source.body_start)
+            out.write(frames[at + 3 : end])
+            at = end
+        count += 1
     if series.is_ready and not numbering.full:
         g.retrying[consumer] = None  # the timer goes on with what is left
-    return b"".join(frames)
+    return out.getvalue() if count else b""
 
 
 def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
     """Return the frames of a message that the client has had before: redelivered, and with the number of the try."""
-    at = 20 + held.method[11]
-    method = held.method[:at] + b"\1" + held.method[at + 1 :]
-    header = held.header
+    method, header = held.method, held.header
+    at = 20 + method[11]
+    method = method[:at] + b"\1" + method[at + 1 :]
     try:
         attempt = table.integer_field(letters.ATTEMPT, held.tries + 1)
         payload, _ = content.stamped(header, 7, len(header) - 1, attempt, (letters.ATTEMPT,))

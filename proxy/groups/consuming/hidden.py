@@ -8,7 +8,7 @@ back in the handshake.
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.groups.consuming.events import GroupEvent
 from proxy.groups.consuming.questions import Question
@@ -18,8 +18,15 @@ from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.interceptor import Interceptor
-from proxy.wire.frames import BASIC_DELIVER, U32, shorted
+from proxy.wire.frames import BASIC_ACK, BASIC_DELIVER, END, MULTIPLE, U32, U64, shorted
 from ring.hashed import HashedValue
+
+_TAKES: Final = LinkState.OPEN.value
+_ACK: Final = U32.pack(BASIC_ACK)
+_ONE: Final = bytes((0, END))
+"""The last bytes of a frame that acks one delivery."""
+_ALL: Final = bytes((MULTIPLE, END))
+"""The last bytes of a frame that acks all deliveries up to one."""
 
 
 class Requeued(NamedTuple):
@@ -49,7 +56,25 @@ class HiddenChannel(TaggedSource):
         self.header = b""
         """The content header of a message that is gathered for a member in series; empty between two of them."""
         self.bodies: list[bytes] = []
-        """The body frames of that message that have come, as the client gets them."""
+        """The body frames of that message that have come."""
+
+    def take_acks(self) -> bytes:
+        """Return the frames that ack what the client has acked of a link in series."""
+        window, link = self.window, self.link
+        if window is None or not window.acked:
+            return b""
+        if link is None or link.state != _TAKES or self.consumer.leaving or self.ended:
+            # What was not with the client is not here any more, and stays unacked.
+            upto, (single, window.acked) = 0, (window.acked, [])
+            if self.ended:
+                return b""
+        else:
+            upto, single = window.take_acked()
+        start = self.settle_start + _ACK
+        frames = [start + U64.pack(tag) + _ONE for tag in single]
+        if upto:
+            frames.insert(0, start + U64.pack(upto) + _ALL)
+        return b"".join(frames)
 
 
 class Consumer:
@@ -108,6 +133,7 @@ class Consuming(Interceptor):
     """The hidden channels and group members of one session; it lives as long as the session."""
 
     __slots__ = (
+        "answered",
         "by_tag",
         "c",
         "closing",
@@ -144,6 +170,8 @@ class Consuming(Interceptor):
         super().__init__()
         self.c, self.match, self.consumer_timeout = connection, match, consumer_timeout
         self.is_serial, self.rules = is_serial, rules
+        self.answered: list[HiddenChannel] = []
+        """The channels of links in series that the client has answered messages of in the read that is taken now."""
         self.retrying: dict[Consumer, None] = {}
         """The members in series that have messages to be tried again."""
         self.free: deque[int] = deque()

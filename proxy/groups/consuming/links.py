@@ -148,9 +148,10 @@ def close(g: Consuming, hidden: HiddenChannel) -> None:
 
 def closing_frame(g: Consuming, hidden: HiddenChannel) -> bytes:
     """Return the channel.close of a hidden channel, which takes no acks from now on."""
+    acks = hidden.take_acks()
     hidden.closing = hidden.ended = True
     g.closing += 1
-    return close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
+    return acks + close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
 
 
 def closed_by_broker(g: Consuming, hidden: HiddenChannel) -> None:

@@ -31,7 +31,7 @@ def known(hidden: HiddenChannel, held: Held) -> float:
     equal, and would count as one. One that was not delivered before is another message, however equal.
     """
     attempts, link, window = hidden.consumer.member.attempts, hidden.link, held.window
-    if not held.method[20 + held.method[11]] or link is None or not held.key or held.key in window.last:
+    if not held.frames[20 + held.frames[11]] or link is None or not held.key or held.key in window.last:
         return 0.0
     if link.shard not in attempts.shards:
         return 0.0
@@ -93,23 +93,23 @@ def exhausted(g: Consuming, held: Held) -> None:
         )
         return
     source.link.unacked += 1
-    key = routing_key(held.method, held.header)
+    key = routing_key(held.frames, 0, held.header_at, held.body_at)
     letter = Letter(g.c.vhost, member.exchange, shard, key, held.header, held.body, held.tries, LIMIT)
     g.events.append(DeadLetterDue(held, letter))
 
 
-def routing_key(method: bytes, header: bytes) -> bytes:
-    """Return the routing key of a message's publish, by the frames of its basic.deliver and of its content header.
+def routing_key(data: bytes, i: int, header: int, end: int) -> bytes:
+    """Return the routing key of a message's publish, by its basic.deliver at `i` and content header at `header`.
 
-    A publish to the queue itself has its own exchange and key among the message's headers.
+    A publish to the queue itself has its own exchange and key among the message's headers, which end at `end`.
     """
-    names = 21 + method[11]
-    if not method[names]:
-        exchange, stamped = content.origin_in(header, 7, len(header) - 1)
+    names = i + 21 + data[i + 11]
+    if not data[names]:
+        exchange, stamped = content.origin_in(data, header + 7, end - 1)
         if exchange:
             return stamped
-    at = names + 1 + method[names]
-    return method[at + 1 : at + 1 + method[at]]
+    at = names + 1 + data[names]
+    return data[at + 1 : at + 1 + data[at]]
 
 
 def fingerprint(key: bytes, header: bytes, body: bytes) -> str:

@@ -30,8 +30,9 @@ many messages of all shards does the client hold at most, those that it has retu
 
 At most one message of a key is in a state other than WAITING. The broker gets only acks, rejects without requeue, and
 the bare channel.close at the link's end: after a requeue it would deliver the message behind later ones of its key
-(measured: 1 2 4 ... 20 3). Acks come out of order, so each is one by itself: an ack of all up to a tag would take in
-what waits here.
+(measured: 1 2 4 ... 20 3). Acks come out of order, and an ack of all up to a tag must not take in what is still here.
+Acks of one read of the client's are therefore gathered. Those of the tags below the lowest one that is here go as one,
+and the others one by one.
 
 How often a message was tried outlives its link in `attempts.py`, so that a member that leaves, or a sidecar that ends,
 does not give it all its tries once more. A count that is lost makes a dead letter later, and never earlier. The limit
@@ -116,22 +117,21 @@ class Held:
     """One message that the broker has delivered, from then until it is settled."""
 
     __slots__ = (
-        "after", "again", "at", "body", "due", "fingerprint", "header", "key", "method", "returned_at", "state",
+        "after", "again", "at", "body_at", "due", "fingerprint", "frames", "header_at", "key", "returned_at", "state",
         "tag", "tries", "window",
     )  # fmt: skip
 
     def __init__(
-        self, window: "Window", tag: int, key: bytes, method: bytes, header: bytes, body: bytes, at: float
+        self, window: "Window", tag: int, key: bytes, frames: bytes, header_at: int, body_at: int, at: float
     ) -> None:
         """Take a message that the broker has delivered with the delivery tag `tag`.
 
         `key` is a hash of the value that the ring hashed; empty if the message lacks it, so that it waits for none.
-        `method` and `header` are the broker's frames of basic.deliver and of its content header. `body` holds the body
-        frames as the client gets them. `at` is when the message came, monotonic: the broker counts its consumer timeout
-        from then on.
+        `frames` are all of the broker's: basic.deliver, from `header_at` on the content header, and from `body_at` on
+        the body. `at` is when the message came, monotonic: the broker counts its consumer timeout from then on.
         """
         self.window, self.tag, self.key = window, tag, key
-        self.method, self.header, self.body, self.at = method, header, body, at
+        self.frames, self.header_at, self.body_at, self.at = frames, header_at, body_at, at
         self.state = _READY
         """A `HeldState`, as a plain integer for the hot loop."""
         self.tries = 0
@@ -150,13 +150,28 @@ class Held:
     @property
     def size(self) -> int:
         """The bytes of memory that the message takes, roughly."""
-        return _OVERHEAD + len(self.method) + len(self.header) + len(self.body)
+        return _OVERHEAD + len(self.frames)
+
+    @property
+    def method(self) -> bytes:
+        """The broker's frame of basic.deliver."""
+        return self.frames[: self.header_at]
+
+    @property
+    def header(self) -> bytes:
+        """The broker's frame of the content header."""
+        return self.frames[self.header_at : self.body_at]
+
+    @property
+    def body(self) -> bytes:
+        """The broker's body frames."""
+        return self.frames[self.body_at :]
 
 
 class Window:
     """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
 
-    __slots__ = ("held", "last", "number", "series", "waiting")
+    __slots__ = ("acked", "answered", "held", "last", "low", "newest", "number", "series", "waiting")
 
     def __init__(self, series: "Series", number: int) -> None:
         """Start with nothing. `series` is the member's, and `number` that of the link's hidden channel."""
@@ -167,6 +182,35 @@ class Window:
         """By key, the message that came last."""
         self.waiting = 0
         """How many of the messages are WAITING."""
+        self.low = 1
+        """A delivery tag below which nothing is held."""
+        self.newest = 0
+        """The highest delivery tag that came."""
+        self.acked: list[int] = []
+        """The delivery tags of which the broker has yet to get an ack."""
+        self.answered = False
+        """Whether the client has answered a message in the read that is taken now."""
+
+    def take_acked(self) -> tuple[int, list[int]]:
+        """Return the acks that are due: of all up to a delivery tag, and of single ones; the tag is 0 for none.
+
+        Call it only as long as all that the broker has delivered and that is not answered is held.
+        """
+        held, low, newest = self.held, self.low, self.newest
+        while low <= newest and low not in held:
+            low += 1
+        self.low = low
+        upto, below, single = 0, 0, list[int]()
+        for tag in self.acked:
+            if tag > low:
+                single.append(tag)
+            else:
+                upto, below = max(upto, tag), below + 1
+        self.acked = []
+        if below == 1:
+            single.append(upto)
+            upto = 0
+        return upto, single
 
 
 class Series:
@@ -197,18 +241,20 @@ class Series:
         self._number = 0
         """The number of the last element of `_retries`, by which elements of the same time are told apart."""
 
-    def arrive(self, held: Held, due: float = 0.0) -> None:
-        """Take a message that the broker has delivered.
+    def arrive(self, held: Held, due: float = 0.0, *, passes: bool = False) -> bool:
+        """Take a message that the broker has delivered; return whether the client works on it from now on.
 
         `due` is when its next try is due, in monotonic seconds, if it was returned before; 0 otherwise. Whether it may
-        be tried once more is judged then.
+        be tried once more is judged then. `passes` says whether the client may get it at once.
         """
-        window = held.window
+        window, key = held.window, held.key
         window.held[held.tag] = held
+        window.newest = held.tag
         self.size += held.size
-        before = window.last.get(held.key) if held.key else None
-        if held.key:
-            window.last[held.key] = held
+        before: Held | None = None
+        if key:
+            before = window.last.get(key)
+            window.last[key] = held
         if before is not None:
             held.state = _WAITING
             window.waiting += 1
@@ -216,8 +262,13 @@ class Series:
         elif due:
             self.retried[held] = held.at
             self._wait(held, due)
+        elif passes and not self._ready and (self.with_client < self.room or not self.room):
+            held.state = _CLIENT
+            self.with_client += 1
+            return True
         else:
             self._ready.append(held)
+        return False
 
     def pass_on(self) -> Held | None:
         """Return the next message for the client, which works on it from now on; None if there is none, or no room."""
@@ -338,7 +389,7 @@ class Series:
             self.retried.pop(held, None)
             self.stopped -= held.state == _STOPPED
         held.state = _GONE
-        held.method = held.header = held.body = b""
+        held.frames = b""
         window = held.window
         if window.held.get(held.tag) is held:
             del window.held[held.tag]

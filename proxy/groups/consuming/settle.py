@@ -75,9 +75,7 @@ def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
         return _unknown(g, channel, number, method)
     source = delivery.source
     if isinstance(source, HiddenChannel) and source.window is not None:
-        answer = _in_series(g, source, delivery.tag, method, bits, requeued)
-        _go_on(g, source.consumer)
-        return answer + _end(g, source)
+        return _in_series(g, source, delivery.tag, method, bits, requeued) + _end(g, source)
     if requeued and isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
         # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got them
         # back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
@@ -115,8 +113,6 @@ def _many(
             answers.append(_answer(g, source, tag, method, bits if many else bits & ~MULTIPLE, requeued))
     for source in sources:
         # A link ends behind the last answer to its deliveries, of which there may be several.
-        if isinstance(source, HiddenChannel) and source.window is not None:
-            _go_on(g, source.consumer)
         answers += _released(g, source) if source.returning else b"", _end(g, source)
     if numbering.reaches(number):
         g.c.again = method_frame(channel.id, method, U64.pack(number) + bytes((bits,)))
@@ -125,21 +121,47 @@ def _many(
 
 
 def _in_series(g: Consuming, hidden: HiddenChannel, tag: int, method: int, bits: int, requeued: bool) -> bytes:
-    """Take the client's answer to one message of a member in series; return what the broker gets, if anything.
+    """Take the client's answer to one message of a member in series; return what the broker gets at once, if anything.
 
-    The broker gets no requeue: it would deliver the message behind later ones of its key.
+    The broker gets no requeue: it would deliver the message behind later ones of its key. `answers` has the acks.
     """
-    assert hidden.window is not None
-    series, held = hidden.window.series, hidden.window.held[tag]
+    window = hidden.window
+    assert window is not None
+    held = window.held[tag]
+    if not window.answered:
+        window.answered = True
+        g.answered.append(hidden)
+    if method == BASIC_ACK:
+        window.acked.append(tag)
     if not requeued:
         retries.settled(hidden, held)
+        if method == BASIC_ACK:
+            return b""
         return _answer(g, hidden, tag, method, bits & ~MULTIPLE if method != BASIC_REJECT else bits, requeued)
     link = hidden.link
     if link is not None and link.state == _TAKES and not hidden.consumer.leaving:
         retries.returned(g, hidden, held)
     else:
-        series.settle(held)  # the link's end returns it
+        window.series.settle(held)  # the link's end returns it
     return b""
+
+
+def gathered(g: Consuming) -> bytes:
+    """Return the acks of links in series that are due after a read of the client's; send the client what it may have.
+
+    One ack may stand for many then, and one look at a member is enough for all that it has answered.
+    """
+    frames: list[bytes] = []
+    consumers: dict[Consumer, None] = {}
+    for hidden in g.answered:
+        frames.append(hidden.take_acks())
+        consumers[hidden.consumer] = None
+        if hidden.window is not None:
+            hidden.window.answered = False
+    g.answered = []
+    for consumer in consumers:
+        _go_on(g, consumer)
+    return b"".join(frames)
 
 
 def _go_on(g: Consuming, consumer: Consumer) -> None:

@@ -63,7 +63,7 @@ class TaggedSource(Source):
         self.window: Window | None = None
         """The messages of a link in series that are not settled; None for any other channel.
 
-        In series the broker gets an answer for each delivery by itself.
+        In series an answer of the client's to all up to a delivery is an answer to each.
         """
         self.ended = False
         """Whether the channel takes no acks any more, as its messages have gone back to their queue."""

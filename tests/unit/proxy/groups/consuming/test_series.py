@@ -38,6 +38,10 @@ SERIAL: dict[str, Any] = {"arguments": {"x-ring-in-series": True}}
 ACTIVE = (HeldState.READY, HeldState.CLIENT, HeldState.RETRY)
 
 
+def message(window: Window, tag: int, key: bytes, at: float) -> Held:
+    return Held(window, tag, key, b"method" + b"header" + b"body", 6, 12, at)
+
+
 class Played:
     """A series under random events, and what must be true of it after each."""
 
@@ -55,7 +59,7 @@ class Played:
         window = self.chance.choice(self.windows)
         self.tag += 1
         key = b"%d%d" % (window.number, self.chance.randrange(3)) if self.chance.random() < 0.9 else b""
-        held = Held(window, self.tag, key, b"method", b"header", b"body", self.now)
+        held = message(window, self.tag, key, self.now)
         self.all.append(held)
         self.series.arrive(held)
 
@@ -124,7 +128,7 @@ def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind()
     for number in range(1000):
         window = Window(series, number)
         for tag in range(5):
-            series.arrive(Held(window, tag, b"%d" % tag, b"m", b"h", b"b", 0.0))
+            series.arrive(message(window, tag, b"%d" % tag, 0.0))
         if not number:
             assert series.pass_on() is not None
         assert series.pass_on() is None
@@ -135,7 +139,7 @@ def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind()
 
 def test_the_delay_doubles_up_to_the_longest() -> None:
     series = Series(Rules(200, 1.0, 5.0), 0)
-    held = Held(Window(series, 1), 1, b"k", b"", b"", b"", 0.0)
+    held = message(Window(series, 1), 1, b"k", 0.0)
     series.arrive(held)
     delays = []
     for _ in range(5):
@@ -153,7 +157,7 @@ def test_the_delay_doubles_up_to_the_longest() -> None:
 def test_the_limit_is_judged_when_the_delay_is_over(dead_letters: bool) -> None:
     series = Series(Rules(200, 1.0, 1.0, 2, dead_letters), 0)
     window = Window(series, 1)
-    first, second = (Held(window, tag, b"k", b"m", b"h", b"b", 0.0) for tag in (1, 2))
+    first, second = (message(window, tag, b"k", 0.0) for tag in (1, 2))
     series.arrive(first)
     series.arrive(second)
     for now in (10.0, 20.0):
@@ -175,7 +179,7 @@ def test_the_limit_is_judged_when_the_delay_is_over(dead_letters: bool) -> None:
 
 def test_a_dead_letter_that_is_not_confirmed_is_published_again_and_not_tried() -> None:
     series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
-    held = Held(Window(series, 1), 1, b"k", b"m", b"h", b"b", 0.0)
+    held = message(Window(series, 1), 1, b"k", 0.0)
     series.arrive(held)
     series.pass_on()
     series.give_back(held, 10.0)
@@ -189,7 +193,7 @@ def test_a_dead_letter_outlives_its_window_until_it_is_confirmed() -> None:
     """Its link does not end before; nothing else of the window stays."""
     series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
     window = Window(series, 1)
-    dead, other = (Held(window, tag, key, b"m", b"h", b"b", 0.0) for tag, key in ((1, b"a"), (2, b"b")))
+    dead, other = (message(window, tag, key, 0.0) for tag, key in ((1, b"a"), (2, b"b")))
     for held in (dead, other):
         series.arrive(held)
     assert series.pass_on() is dead
@@ -205,7 +209,7 @@ def test_a_dead_letter_outlives_its_window_until_it_is_confirmed() -> None:
 def test_a_message_that_comes_before_its_next_try_is_due_waits_for_it_with_its_key() -> None:
     series = Series(Rules(), 0)
     window = Window(series, 1)
-    first, second = (Held(window, tag, b"k", b"m", b"h", b"b", 100.0) for tag in (1, 2))
+    first, second = (message(window, tag, b"k", 100.0) for tag in (1, 2))
     series.arrive(first, 107.0)
     series.arrive(second)
     assert series.pass_on() is None
@@ -216,7 +220,7 @@ def test_a_message_that_comes_before_its_next_try_is_due_waits_for_it_with_its_k
 
 def test_a_message_that_comes_with_all_its_tries_behind_it_is_not_tried_again() -> None:
     series = Series(Rules(200, 1.0, 5.0, 3, dead_letters=True), 0)
-    held = Held(Window(series, 1), 1, b"k", b"m", b"h", b"b", 100.0)
+    held = message(Window(series, 1), 1, b"k", 100.0)
     held.tries = 3
     series.arrive(held, 100.0)
     assert series.pass_on() is None
@@ -320,10 +324,48 @@ def test_a_returned_message_comes_again_with_the_number_of_the_try() -> None:
     assert wire.client(ack(1, 2)) == ack(A, 1)
 
 
-def test_an_ack_of_all_up_to_a_number_is_one_ack_for_each() -> None:
+def test_an_ack_of_all_up_to_a_number_takes_in_nothing_that_waits() -> None:
     wire = joined()
     wire.broker(b"".join(deliver(A, n, key=b"%d" % n) for n in (1, 2, 3)) + deliver(A, 4, key=b"1") + deliver(B, 1))
-    assert said(wire, ack(1, 4, True)) == (ack(A, 1) + ack(A, 2) + ack(A, 3) + ack(B, 1), seen(5, key=b"1"))
+    assert said(wire, ack(1, 4, True)) == (ack(A, 3, True) + ack(B, 1), seen(5, key=b"1"))
+
+
+def test_acks_of_one_read_go_to_the_broker_together_and_none_takes_in_what_is_here() -> None:
+    wire = joined(("q1",))
+    wire.broker(b"".join(deliver(A, n, key=b"%d" % n) for n in range(1, 8)))
+    assert said(wire, ack(1, 2) + ack(1, 4))[0] == ack(A, 2) + ack(A, 4)
+    assert said(wire, ack(1, 1) + ack(1, 6) + ack(1, 3))[0] == ack(A, 3, True) + ack(A, 6), "5 is with the client"
+    assert said(wire, again(5) + ack(1, 7))[0] == ack(A, 7), "5 waits for its next try"
+    wire.c.now += 2
+    settle.try_again(wire.consuming)
+    wire.to_client()
+    assert said(wire, ack(1, 8))[0] == ack(A, 5)
+
+
+@pytest.mark.parametrize("goodbye", [commands.Channel.Close(200, "", 0, 0), commands.Connection.Close(200, "", 0, 0)])
+def test_acks_go_out_before_a_close_behind_them(goodbye: Any) -> None:
+    wire = joined(("q1",))
+    wire.broker(deliver(A, 1, key=b"1") + deliver(A, 2, key=b"2"))
+    number = 0 if isinstance(goodbye, commands.Connection.Close) else 1
+    to_broker, _ = said(wire, ack(1, 1) + made(number, goodbye))
+    frames = [each.whole for each in split(to_broker) if each.channel in (number and A, A)]
+    assert frames[0] == ack(A, 1)
+    assert len(frames) == 2, "the acks, and the close of the link or of the connection"
+
+
+def test_acks_go_out_before_a_fault_behind_them() -> None:
+    wire = joined(("q1",))
+    wire.broker(deliver(A, 1))
+    assert said(wire, ack(1, 1) + b"\x09" + bytes(7))[0].startswith(ack(A, 1))
+
+
+def test_as_a_link_leaves_no_ack_takes_in_what_has_gone_back() -> None:
+    """The acks stand before the cancel in one read: what waited is not here any more when they go out."""
+    wire = joined(("q1",))
+    wire.broker(b"".join(deliver(A, n, key=b"%d" % (n % 2)) for n in range(1, 6)))
+    to_broker, _ = said(wire, ack(1, 1) + made(1, commands.Basic.Cancel("c")) + ack(1, 2))
+    assert to_broker.startswith(ack(A, 1) + ack(A, 2))
+    assert is_close(split(to_broker)[2])
 
 
 def test_recover_frees_the_room_of_what_goes_with_its_link() -> None:
