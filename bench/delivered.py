@@ -104,16 +104,13 @@ def consume(sock: socket.socket, count: int, names: Sequence[str], prefetch: int
     deliveries, acked, begun, spent = Deliveries(), 0, 0.0, 0.0
     each = max(prefetch // 2, 1) if acks is Acks.MULTIPLE else 1
     sock.settimeout(_PATIENCE)
-    sock.sendall(method_frame(1, BASIC_QOS, U32.pack(0) + U16.pack(prefetch) + b"\0"))
-    for name in names:
-        place = b"\0\0" + shorted(name.encode()) + shorted(name.encode())
-        sock.sendall(method_frame(1, BASIC_CONSUME, place + b"\0" + U32.pack(0)))
+    sock.sendall(consume_frames(names, prefetch))
     while deliveries.seen < count:
         deliveries.feed(direct.received(sock))
         if not begun and deliveries.seen:
             begun, spent = time.perf_counter(), time.process_time()
         if deliveries.seen - acked >= each or deliveries.seen >= count:
-            sock.sendall(_acks(acked, deliveries.tag, acks))
+            sock.sendall(acks_of(acked, deliveries.tag, acks))
             acked = deliveries.seen
     found = Consumed(time.perf_counter() - begun, time.process_time() - spent)
     # The acks count once the broker has answered what comes behind them. It then leaves the socket open for 30 s.
@@ -124,7 +121,16 @@ def consume(sock: socket.socket, count: int, names: Sequence[str], prefetch: int
     return found
 
 
-def _acks(before: int, last: int, acks: Acks) -> bytes:
+def consume_frames(names: Sequence[str], prefetch: int) -> bytes:
+    """Return the frames that consume from these names on channel 1; a prefetch of 0 is no limit."""
+    frames = [method_frame(1, BASIC_QOS, U32.pack(0) + U16.pack(prefetch) + b"\0")]
+    for name in names:
+        place = b"\0\0" + shorted(name.encode()) + shorted(name.encode())
+        frames.append(method_frame(1, BASIC_CONSUME, place + b"\0" + U32.pack(0)))
+    return b"".join(frames)
+
+
+def acks_of(before: int, last: int, acks: Acks) -> bytes:
     """Return the frames that ack the deliveries behind `before`, up to `last`."""
     if acks is Acks.MULTIPLE:
         return method_frame(1, BASIC_ACK, U64.pack(last) + b"\1")

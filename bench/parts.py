@@ -21,6 +21,7 @@ from bench.long import (
     profile,
     rates,
     scenes,
+    series,
     stamps,
     tls,
 )
@@ -80,6 +81,7 @@ LONG: Mapping[str, Part] = {
     "stamps": stamps.stamps,
     "lanes": lanes.lanes,
     "groups": groups.groups,
+    "series": series.series,
     "tls": tls.tls,
     "journal": journal.journal,
     "changes": changes.changes,

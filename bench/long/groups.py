@@ -96,29 +96,44 @@ def groups(world: World) -> str:
 @contextmanager
 def _declared(world: World, sidecar: Sidecar) -> Iterator[None]:
     """Declare the exchanges, their shards and lanes, and wait until the sidecar has their rings."""
-    amqp_url, lanes = world.node.amqp_url, [f"{_LANED}.lane.{number}" for number in range(12)]
+    amqp_url = world.node.amqp_url
     declare(amqp_url, _PLAIN, _SHARDS[_PLAIN], arguments=_ARGUMENTS)
-    declare(amqp_url, _LANED, [])
-    with _channel(amqp_url) as channel:
-        for lane, shard in zip(lanes, _SHARDS[_LANED], strict=True):
-            channel.queue_declare(shard, durable=True, arguments=_ARGUMENTS)
-            channel.exchange_declare(lane, "fanout", durable=True)
-            channel.queue_bind(shard, lane)
-            channel.exchange_bind(lane, _LANED, routing_key="1")
     try:
-        for exchange in _SHARDS:
-            await_ring(sidecar.http_url, exchange)
-        yield
+        with laned(amqp_url, sidecar, _LANED):
+            await_ring(sidecar.http_url, _PLAIN)
+            yield
     finally:
-        for exchange, shards in _SHARDS.items():
-            remove(amqp_url, exchange, shards)
-        with _channel(amqp_url) as channel:
-            for lane in lanes:
-                channel.exchange_delete(lane)
+        remove(amqp_url, _PLAIN, _SHARDS[_PLAIN])
 
 
 @contextmanager
-def _channel(amqp_url: str) -> Iterator[BlockingChannel]:
+def laned(amqp_url: str, sidecar: Sidecar, *exchanges: str) -> Iterator[None]:
+    """Declare exchanges with 12 shards and a lane before each, and wait until the sidecar has their rings."""
+    with channel_of(amqp_url) as channel:
+        for exchange in exchanges:
+            channel.exchange_declare(exchange, "x-consistent-hash", durable=True)
+            for number in range(12):
+                shard, lane = f"{exchange}.{number}", f"{exchange}.lane.{number}"
+                channel.queue_declare(shard, durable=True, arguments=_ARGUMENTS)
+                channel.exchange_declare(lane, "fanout", durable=True)
+                channel.queue_bind(shard, lane)
+                channel.exchange_bind(lane, exchange, routing_key="1")
+    try:
+        for exchange in exchanges:
+            await_ring(sidecar.http_url, exchange)
+        yield
+    finally:
+        for exchange in exchanges:
+            remove(amqp_url, exchange, [f"{exchange}.{number}" for number in range(12)])
+        with channel_of(amqp_url) as channel:
+            for exchange in exchanges:
+                for number in range(12):
+                    channel.exchange_delete(f"{exchange}.lane.{number}")
+
+
+@contextmanager
+def channel_of(amqp_url: str) -> Iterator[BlockingChannel]:
+    """Yield a channel on a connection of its own."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     yield connection.channel()
     connection.close()
@@ -133,10 +148,10 @@ def _ways(world: World, sidecar: Sidecar, scene: Scene) -> dict[str, Callable[[f
     if scene.relayed:
         ways[RELAYED] = (world.relay.amqp_url, shards, world.relay.pid)
     ways[GROUP] = (sidecar.amqp_url, [scene.exchange], sidecar.process.pid)
-    return {title: partial(_emptied, world, sidecar, scene, file, *way) for title, way in ways.items()}
+    return {title: partial(emptied, world, sidecar, scene, file, *way) for title, way in ways.items()}
 
 
-def _emptied(
+def emptied(
     world: World,
     sidecar: Sidecar,
     scene: Scene,
