@@ -25,6 +25,7 @@ from testbed.demo.publisher import key_of
 from testbed.demo.race import TURNS, Lane, Race, race
 from testbed.demo.rings import Rings
 from testbed.demo.screen import Advance, bar, say
+from testbed.demo.series import series_act
 from testbed.demo.topology import PASSWORD, WRITER, Topology, may_write_directly
 from testbed.demo.world import World, new_world
 from testbed.sidecar import Sidecar, running_sidecar
@@ -69,7 +70,7 @@ def main() -> int:
 
 
 async def demo(broker: Broker) -> int:
-    """Run the acts: the race of pika programs, changes under load, the judgement, consumers that share the shards."""
+    """Run the acts: the race of pika programs, changes under load, the judgement, consumers, a pool of workers."""
     vhost = f"ringproxy-demo-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="ringproxy-demo-") as folder:
         topology = Topology(broker, vhost, EXCHANGE, Path(folder, "topology.toml"))
@@ -78,7 +79,8 @@ async def demo(broker: Broker) -> int:
                 status = await acts(broker, vhost, world, topology)
             finally:
                 await topology.forget_writer()
-        return max(status, conclude_group(await group_act(broker, f"{vhost}-group", Path(folder), say)))
+        status = max(status, conclude_group(await group_act(broker, f"{vhost}-group", Path(folder), say)))
+        return max(status, conclude_series(await series_act(broker, f"{vhost}-series", Path(folder), say)))
 
 
 async def acts(broker: Broker, vhost: str, world: World, topology: Topology) -> int:
@@ -312,6 +314,20 @@ def conclude_group(verdict: GroupVerdict) -> int:
     if verdict.faults:
         return 1
     print(f"Each message reached a consumer, and each key came in order; {verdict.again} came again, marked as such.")
+    return 0
+
+
+def conclude_series(faults: list[str]) -> int:
+    """Print what came of the pool of workers, and return the exit status."""
+    for fault in faults[:10]:
+        print(f"  FAULT: {fault}")
+    print(f"Through the sidecar: {len(faults)} faults.")
+    if faults:
+        return 1
+    print(
+        "The failing order's customer waited and went on in order, all others went on, and no two orders of a customer"
+    )
+    print("were worked on at once.")
     return 0
 
 

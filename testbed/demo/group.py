@@ -1,4 +1,4 @@
-"""The last act of the demo: ordinary pika programs share an exchange's shards, one is killed, and another one joins."""
+"""The demo's act on groups: ordinary pika programs share an exchange's shards, one is killed, and another one joins."""
 
 import asyncio
 import sys
@@ -10,18 +10,14 @@ from pathlib import Path
 from subprocess import PIPE
 
 import aio_pika
-from yarl import URL
 
 from ring.destination import Destination
 from ring.ring import Ring
 from testbed.broker import Broker
 from testbed.demo.group_oracle import Received, Verdict, is_balanced, judge_order, owners
 from testbed.demo.screen import rows
-from testbed.demo.topology import Topology
-from testbed.demo.world import new_world
-from testbed.sidecar import running_sidecar
+from testbed.demo.sharded import EXCHANGE, sharded
 
-EXCHANGE = "orders"
 QUEUES = [f"{EXCHANGE}.{number}" for number in range(1, 7)]
 KEYS = [f"customer-{number}" for number in range(60)]
 FIRST, KILLED, LATE = ["A", "B", "C"], "A", "D"
@@ -136,16 +132,9 @@ async def group_act(broker: Broker, vhost: str, folder: Path, tell: Callable[[st
 @asynccontextmanager
 async def group_of(broker: Broker, vhost: str, folder: Path) -> AsyncIterator[Group]:
     """Make a virtual host with the exchange, and two sidecars whose clients may consume from the exchange's name."""
-    url = str(URL(broker.amqp_url).with_path("/") / vhost)
-    settings = {"broker-url": url, "management-url": broker.management_url, "groups": EXCHANGE}
-    topology = Topology(broker, vhost, EXCHANGE, folder / "group.toml", "quorum")
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(new_world(broker, vhost))
-        topology.write(dict.fromkeys(QUEUES, 1))
-        await topology.apply()
-        sidecars = [stack.enter_context(running_sidecar(settings)) for _ in range(2)]
-        listeners = [URL(f"amqp://{sidecar.amqp_address}") for sidecar in sidecars]
-        group = Group([str(URL(url).with_host(each.host).with_port(each.port)) for each in listeners if each.host])
+        urls = await stack.enter_async_context(sharded(broker, vhost, folder, QUEUES, 2, {}))
+        group = Group(urls)
         stack.push_async_callback(group.end)
         yield group
 
