@@ -24,6 +24,8 @@ BLOCK = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', flags=re.M |
 
 VARIES = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|read [\d.]+ s ago|@\[[\d.]+\]")
 """The texts that differ between runs: when a ring changed, how old a reading is, when Prometheus was asked."""
+ENDED = re.compile(r"^.*: line \d+: +\d+ (Killed|Terminated) .*\n", flags=re.M)
+"""The shell's line on a job that was killed."""
 
 
 @dataclass
@@ -96,7 +98,7 @@ class Reader:
     def takes(self, step: Step, seconds: float = STEP_SECONDS) -> None:
         """Save the step's files and run its commands; the test fails if they print anything but what is shown."""
         self.saves(step)
-        output = told(self.does(step.commands, seconds))
+        output = told(ENDED.sub("", f"{self.does(step.commands, seconds)}\n"))
         assert output == told(step.shown), f"{step.heading}: printed:\n{output}\nand shown:\n{step.shown}"
 
     def saves(self, step: Step) -> None:

@@ -10,7 +10,7 @@ import pytest
 from testbed.node import Node
 from tests.integration.broker_api import BrokerApi
 from tests.integration.own_node import own_node, private_only
-from tests.integration.reader import Reader, Step, steps, told
+from tests.integration.reader import ENDED, Reader, Step, steps, told
 
 pytestmark = private_only
 
@@ -29,8 +29,6 @@ VARIES = {
 RabbitMQ may not have counted a shard's messages yet. A move is in the report until the sidecar's next decision, also
 when the shard has its new member already.
 """
-ENDED = re.compile(r"^.*: line \d+: +\d+ (Killed|Terminated) .*\n", flags=re.M)
-"""The shell's line on a job that was killed."""
 
 
 @pytest.fixture
