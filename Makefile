@@ -115,6 +115,7 @@ lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyprojec
 	.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | \
 		.venv/uv/bin/uv pip compile "$$@" - --constraints constraints.txt --output-file constraints-build.txt; \
 	.venv/uv/bin/uv pip compile "$$@" --extra pipeline pyproject.toml --constraints constraints.txt --output-file constraints-pipeline.txt; \
+	.venv/uv/bin/uv pip compile "$$@" --upgrade --group celery --output-file constraints-celery.txt; \
 	.venv/uv/bin/uv pip compile "$$@" --upgrade --group fuzz --output-file constraints-fuzz.txt
 	rm -r .venv/uv
 
