@@ -9,14 +9,16 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import uvloop
 
 from proxy import __version__
 from proxy.app import run
 from proxy.commands import group as consumer_group
+from proxy.commands import operate
 from proxy.commands.check import mistakes
+from proxy.commands.group import MEMBERS_VIEW
 from proxy.commands.keys import KEYS_VIEW
 from proxy.commands.questions import QuestionError, diff, explain
 from proxy.process import memory
@@ -153,20 +155,20 @@ def _add_question(command: argparse.ArgumentParser) -> None:
     _add_sidecar(command)
 
 
-_VIEWS: Final = {
-    "members": consumer_group.MEMBERS_VIEW,
-    "keys": KEYS_VIEW,
-}
-"""The parts of what a sidecar tells of a group, by the word for each."""
-
-
 def _add_group(command: argparse.ArgumentParser) -> None:
     command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange whose group is asked for")
-    text = "members: who has which shard (the default); keys: which keys wait for one message, in series"
-    command.add_argument("part", nargs="?", metavar="PART", choices=_VIEWS, default="members", help=text)
     _add_sidecar(command)
     command.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
     command.add_argument("--json", action="store_true", help="print the sidecar's answer as JSON")
+    command.set_defaults(view=MEMBERS_VIEW)
+    parts = command.add_subparsers(metavar="PART")
+    part = _added(parts, "keys", "show which keys in series wait for one message", {0: "the sidecar answered"})
+    part.set_defaults(view=KEYS_VIEW)
+    for act, text in operate.ACTS.items():
+        part = _added(parts, act, text, {0: "it was done"})
+        part.set_defaults(do=_operate, command=part, act=act)
+        part.add_argument("key", metavar="KEY", help="the key as the part keys shows it, or its hash")
+        _add_settings(part, operate.SETTINGS)
 
 
 def _add_sidecar(command: argparse.ArgumentParser) -> None:
@@ -264,10 +266,18 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _group(options: argparse.Namespace) -> int:
-    view = _VIEWS[options.part]
     if options.watch:
-        consumer_group.watch(options.sidecar, options.vhost, options.exchange, view, as_json=options.json)
-    print(consumer_group.show(options.sidecar, options.vhost, options.exchange, view, as_json=options.json))
+        consumer_group.watch(options.sidecar, options.vhost, options.exchange, options.view, as_json=options.json)
+    print(consumer_group.show(options.sidecar, options.vhost, options.exchange, options.view, as_json=options.json))
+    return 0
+
+
+def _operate(options: argparse.Namespace) -> int:
+    for flag in ("watch", "json"):
+        if getattr(options, flag):
+            raise ConfigError(f"{options.act}: --{flag} is of the report, which {options.act} does not print")
+    where = (options.sidecar, options.vhost, options.exchange)
+    print(escaped(operate.run(_settings(options), *where, options.act, options.key)))
     return 0
 
 

@@ -32,6 +32,7 @@ from proxy.groups.blocked import BlockedKey
 from proxy.groups.groups import Groups
 from proxy.groups.membership import Room
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.operators import Order
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
@@ -158,6 +159,10 @@ class OneMember:
     def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
         """Return no keys: no member is in series."""
         return []
+
+    def operate(self, member: Member, order: Order) -> str:
+        """Return why an operator's order is not done."""
+        return "no member is in series"
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True

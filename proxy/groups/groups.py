@@ -58,7 +58,8 @@ class Groups:
         self._lookup_timeout = settings.lookup_timeout
         host = socket.gethostname()
         limits = (settings.groups_ack_timeout, settings.groups_leave_timeout)
-        self._parts = Parts(scheduler, router, api, Membership(connect), process, host, *limits)
+        operators = frozenset(settings.groups_operators)
+        self._parts = Parts(scheduler, router, api, Membership(connect), process, host, limits[0], operators, limits[1])
         self._joining: dict[str, asyncio.Task[None]] = {}
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}

@@ -3,7 +3,8 @@
 A group has two durable exchanges: a fanout for beats, to which each sidecar binds its exclusive queue, and a direct
 one, to which it binds the same queue by its name. A question whether a sidecar's queue is there is a mandatory message
 to that name, which comes back if it is not. A passive declaration would cost the broker more: of the queue of another
-connection it is an error, which closes the channel and stands in the broker's log.
+connection it is an error, which closes the channel and stands in the broker's log. Where `groups_operators` names
+users, a second fanout has their orders.
 
 There is one connection for the beats of each virtual host with members, and for these questions. Another one counts
 consumers, opened when the first are to be counted. An alarm of the broker stops connections that publish, and the
@@ -24,8 +25,9 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, 
 from aiormq.exceptions import PublishError
 
 from proxy.groups.beats import MAX_BYTES
+from proxy.groups.operators import Sent
 from proxy.groups.timing import ANSWERED_WITHIN
-from proxy.topology.bindings import ASKED_SUFFIX, GROUP_SUFFIX
+from proxy.topology.bindings import ASKED_SUFFIX, GROUP_SUFFIX, ORDERS_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +59,21 @@ class Room:
     """The exchange of one group, and this sidecar's queue on it, kept up until it is closed."""
 
     def __init__(
-        self, line: "Line", exchange: str, heard: Callable[[bytes], bool], changed: Callable[[str], None]
+        self,
+        line: "Line",
+        exchange: str,
+        heard: Callable[[bytes], bool],
+        changed: Callable[[str], None],
+        ordered: Callable[[Sent], None] | None = None,
     ) -> None:
         """`heard` gets each message, and returns whether it is a beat of this sidecar, so that the channel works.
 
+        `ordered` gets each message to the exchange of operators' orders, which is there only if it is not None.
         `changed` gets the name of the exclusive queue by which beats come, whenever it is another one; empty for none.
         """
         self.line, self._exchange, self._name = line, exchange, f"{exchange}{GROUP_SUFFIX}"
-        self._heard, self._changed = heard, changed
+        self._heard, self._ordered, self._changed = heard, ordered, changed
+        self._orders = f"{exchange}{ORDERS_SUFFIX}"
         self.fault = "not connected yet"
         """Why no beats are sent or received; empty while they are."""
         self._next: bytes | None = None
@@ -125,15 +134,21 @@ class Room:
         asked = await channel.declare_exchange(
             f"{self._exchange}{ASKED_SUFFIX}", aio_pika.ExchangeType.DIRECT, durable=True
         )
-        await (await channel.get_queue(queue, ensure=False)).bind(asked, queue)
+        own = await channel.get_queue(queue, ensure=False)
+        await own.bind(asked, queue)
+        if self._ordered is not None:
+            await own.bind(await channel.declare_exchange(self._orders, aio_pika.ExchangeType.FANOUT, durable=True))
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
         # its publisher needed no right on this exchange. A dead-lettered message names the dead-letter exchange as its
         # exchange, and is known by a header that RabbitMQ adds.
-        is_beat = message.exchange == self._name and "x-death" not in message.headers
-        if is_beat and self._heard(message.body):
+        if "x-death" in message.headers:
+            return
+        if message.exchange == self._name and self._heard(message.body):
             self._sent_at = 0.0
+        elif message.exchange == self._orders and self._ordered is not None:
+            self._ordered(Sent(message.user_id or "", message.body, message.reply_to or ""))
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange, queue: str) -> None:
         """Send beats until the room is closed. Raises an error if the broker does not take one."""
@@ -199,6 +214,15 @@ class Line:
         except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
             return None
         return True
+
+    async def answer(self, queue: str, body: bytes) -> None:
+        """Publish an answer to a queue; that it may be lost, or is refused, is told to nobody."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(ANSWERED_WITHIN):
+                # A right that is missing closes the channel, which is no other's.
+                channel = await self.beats.channel()
+                await channel.default_exchange.publish(aio_pika.Message(body), queue)
+                await channel.close()
 
     async def consumers(self, queue: str) -> int | None:
         """Return how many consumers a queue has, by a passive declaration; None where the broker does not tell.
@@ -281,11 +305,18 @@ class Membership:
         self._connect = connect
         self._lines: dict[str, Line] = {}
 
-    def enter(self, vhost: str, exchange: str, heard: Callable[[bytes], bool], changed: Callable[[str], None]) -> Room:
+    def enter(
+        self,
+        vhost: str,
+        exchange: str,
+        heard: Callable[[bytes], bool],
+        changed: Callable[[str], None],
+        ordered: Callable[[Sent], None] | None = None,
+    ) -> Room:
         """Return the room of a group, which is opened in its own time and closed by `leave`."""
         line = self._lines.setdefault(vhost, Line(vhost, self._connect(vhost)))
         line.rooms += 1
-        return Room(line, exchange, heard, changed)
+        return Room(line, exchange, heard, changed, ordered)
 
     async def leave(self, room: Room, last: bytes) -> None:
         """Send one last beat to a group, and close its room, and with the last room the connection."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from proxy.groups.attempts import Attempts
 from proxy.groups.blocked import Backlog, BlockedKey
+from proxy.groups.operators import Order
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
 
@@ -266,6 +267,9 @@ class Actions(Protocol):
 
     def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
         """Return the keys of a shard that wait for one message; empty for a member that is not in series."""
+
+    def operate(self, member: Member, order: Order) -> str:
+        """Do an operator's order; return why it was not done, and an empty string where it was."""
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from proxy.groups.attempts import Attempts
 from proxy.groups.beats import BeatError, OtherVersionError, decode, encode
@@ -16,6 +19,8 @@ from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.membership import Membership
 from proxy.groups.model import Actions, LinkState, Member
+from proxy.groups.operators import Answer, OrderError, Sent
+from proxy.groups.operators import decode as decode_order
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.shards import Exactness, Readings, shards_of
@@ -25,6 +30,9 @@ from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Router
 
 log = logging.getLogger(__name__)
+
+MOST_STRANGERS: Final = 100
+"""The most users of whose orders the log tells that they do not count."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Parts:
     """The name of this machine in beats."""
     ack_timeout: float
     """The setting `groups_ack_timeout`, in seconds; 0 for never."""
+    operators: frozenset[str]
+    """The setting `groups_operators`: the users whose orders are done."""
     leave_timeout: float
     """The setting `groups_leave_timeout`, in seconds; 0 for as long as `ack_timeout`."""
 
@@ -71,6 +81,10 @@ class RunningGroup:
         """How many links this sidecar has ended because their clients did not ack."""
         self.oldest_unacked_at = 0.0
         """When the oldest delivery that a client has not settled was made, in monotonic seconds; 0 if there is none."""
+        self.orders = 0
+        """How many orders of operators were done."""
+        self._strangers: set[str] = set()
+        """The users of whose orders the log has told that they do not count."""
         self.returns = 0
         """How often clients in series have returned a message."""
         self.backlogs: list[Backlog] = []
@@ -82,7 +96,8 @@ class RunningGroup:
         self.redelivered = redelivered
         self._told_of_bad = False
         self._next_acks = 0.0
-        self.room = parts.membership.enter(*name, self._heard, self._connected)
+        ordered = self._ordered if parts.operators else None
+        self.room = parts.membership.enter(*name, self._heard, self._connected, ordered)
         parts.router.on_change.append(self._wake.set)
         self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self.readings.run)]
 
@@ -150,6 +165,33 @@ class RunningGroup:
         if self.state.due <= now:
             self._wake.set()
         return beat.sidecar == self._parts.sidecar
+
+    def _ordered(self, sent: Sent) -> None:
+        """Do the order of an operator, if a member of this sidecar has the shard, and answer."""
+        if sent.user not in self._parts.operators:
+            if sent.user not in self._strangers and len(self._strangers) < MOST_STRANGERS:
+                self._strangers.add(sent.user)
+                log.warning("%s: an order of %r, whom groups_operators does not name", self._title, sent.user)
+            return
+        try:
+            order = decode_order(sent.body)
+        except OrderError as error:
+            log.warning("%s: a message of the operator %r is no order: %s", self._title, sent.user, error)
+            return
+        member = self.state.local.get(self.state.decision.owners.get(order.shard) or "")
+        actions = self._actions.get(member.id) if member is not None else None
+        if member is None or actions is None:
+            return
+        why = "the sidecar had an unexpected error"
+        with self._a_session():
+            why = actions.operate(member, order)
+        self.orders += not why
+        log.warning(
+            "%s: operator %r: %s the message %s of the key %s, shard %r: %s",
+            *(self._title, sent.user, order.act, order.fingerprint, order.key_hash, order.shard, why or "done"),
+        )
+        if sent.reply_to:
+            self._ask(self.room.line.answer(sent.reply_to, msgspec.json.encode(Answer(why))))
 
     def _connected(self, queue: str) -> None:
         self.state.connected(queue, time.monotonic())
@@ -332,4 +374,6 @@ class RunningGroup:
 
 def counted(group: RunningGroup) -> Counter[str]:
     """Return the totals of a group that metrics add up over its lives in this process."""
-    return Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost, returns=group.returns)
+    found = Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)
+    found.update(returns=group.returns, orders=group.orders)
+    return found

@@ -151,6 +151,9 @@ class Settings:
     groups_dead_letter: str | None = _setting(
         None, "exchange that dead letters of groups in series are published to, with their own routing keys"
     )
+    groups_operators: tuple[str, ...] = _setting(
+        (), "RabbitMQ users who may release, skip or dead-letter the first message of a key in series"
+    )
     groups_require: Exactness = _setting(
         "any",
         "the groups that clients may consume from: any, or exact (balanced, and in order while they are)",
@@ -307,11 +310,13 @@ class Settings:
             raise ConfigError("groups_in_series: has no effect, because groups names no exchange; set groups too")
         if self.groups_window > MOST_WINDOW:
             raise ConfigError(f"groups_window: {self.groups_window} is more than {MOST_WINDOW}, the highest prefetch")
-        for name in ("groups_retry_limit", "groups_dead_letter"):
-            if getattr(self, name) is not None and not self.groups:
+        for name in ("groups_retry_limit", "groups_dead_letter", "groups_operators"):
+            if getattr(self, name) not in (None, ()) and not self.groups:
                 raise ConfigError(f"{name}: has no effect, because groups names no exchange; set groups too")
-        if self.groups_dead_letter is not None and self.groups_retry_limit is None:
-            raise ConfigError("groups_dead_letter: has no effect without groups_retry_limit; set that too")
+        if self.groups_dead_letter is not None and self.groups_retry_limit is None and not self.groups_operators:
+            raise ConfigError(
+                "groups_dead_letter: has no effect without groups_retry_limit or groups_operators; set one of these too"
+            )
         if self.groups_dead_letter is not None and self.groups_dead_letter in self.groups:
             raise ConfigError(
                 f"groups_dead_letter: {self.groups_dead_letter!r} is a group itself; name another exchange"

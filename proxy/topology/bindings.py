@@ -33,6 +33,9 @@ GROUP_SUFFIX = ".group"
 ASKED_SUFFIX = ".group.asked"
 """The end of the name of the exchange by which they ask for each other's queues, to which only sidecars publish."""
 
+ORDERS_SUFFIX = ".group.operators"
+"""The end of the name of the exchange by which they get the orders of operators."""
+
 MAX_BINDINGS = MAX_DESTINATIONS
 """The most bindings of an exchange that ringproxy takes: no ring has more destinations."""
 

@@ -18,6 +18,7 @@ from proxy.groups.consuming.links import PRIORITY
 from proxy.groups.groups import Groups
 from proxy.groups.membership import Connect
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.operators import Order
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
@@ -86,6 +87,9 @@ class MemberSession:
 
     def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
         return []
+
+    def operate(self, member: Member, order: Order) -> str:
+        return "no member is in series"
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True

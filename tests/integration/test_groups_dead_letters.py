@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 from pamqp.commands import Basic
 
+from proxy.cli import main
 from proxy.commands.group import show
 from proxy.commands.keys import KEYS_VIEW
 from testbed.broker import Broker
@@ -163,6 +164,61 @@ def test_the_keys_that_wait_are_told(start_sidecar: StartSidecar, vhost: Virtual
         assert re.fullmatch(
             r"key +bad, shard orders\.\d, for \d\.\d s: stopped, returned 2 times, 2 messages behind it", lines[1]
         )
+
+
+def test_an_operator_decides_what_becomes_of_a_key_that_stands_still(
+    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sharded(vhost)
+    grave(vhost)
+    vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
+    vhost.api.ask("PUT", "users", "stranger", body={"password": "stranger", "tags": ""})
+    vhost.permit("stranger", write="^$")
+    stop = {"groups_retry_then": "stop", "groups_retry_limit": "1", "groups_operators": "guest"}
+    sidecar, other = (start_sidecar(**LIMITED | stop) for _ in range(2))
+    publish(client, sidecar.amqp_port, vhost, [("orders", "bad", b"bad 1") for _ in range(3)])
+
+    def ordered(act: str, key: str, user: str = "guest") -> tuple[int, str]:
+        url = broker.amqp_url.replace("guest:guest", f"{user}:{user}")
+        where = ["--vhost", vhost.name, "--sidecar", sidecar.admin_url]
+        status = main(["group", "orders", *where, act, key, "--broker-url", url])
+        told = capsys.readouterr()
+        return status, (told.out + told.err).rstrip()
+
+    def wait_for_state(state: str) -> None:
+        wait_until(state, lambda: state in show(sidecar.admin_url, vhost.name, "orders", KEYS_VIEW, as_json=False))
+
+    with client.session(sidecar.amqp_port, vhost.name) as wire, client.session(other.amqp_port, vhost.name) as idle:
+        consume(wire)
+        work(wire, lambda content: True)
+        wait_for_state("stopped")
+        consume(idle)  # its sidecar gets the orders too
+        assert ordered("skip", "nosuch") == (2, "ring-proxy: KEY: 'nosuch' does not wait at this sidecar")
+        status, told = ordered("release", "bad")
+        assert status == 0, told
+        assert told.startswith("release: done with the message ")
+        seen = work(wire, lambda content: True)
+        assert seen == [("bad 1", 1)]
+        wait_for_state("stopped")
+        assert ordered("skip", "bad")[0] == 0
+        work(wire, lambda content: True)
+        wait_for_state("stopped")
+        assert ordered("dead-letter", "bad")[0] == 0
+        (letter,) = buried(vhost)
+        assert (letter.headers["x-ring-reason"], letter.headers["x-ring-attempt"]) == ("operator", 1)
+        work(wire, lambda content: True)
+        wait_for_state("stopped")
+        line = "the broker refuses the order to the exchange 'orders.group.operators': "
+        assert line in ordered("skip", "bad", "stranger")[1]
+        vhost.permit("stranger", write=r"^orders\.group\.operators$")
+        status, told = ordered("skip", "bad", "stranger")
+        assert status == 2
+        assert "no sidecar has answered in 5 s" in told
+        assert "whether groups_operators names the user 'stranger'" in told
+        assert "an order of 'stranger', whom groups_operators does not name" in sidecar.log()
+        assert sidecar.metric("ringproxy_group_orders_total", vhost=vhost.name, exchange="orders") == 3
+        wire.goodbye()
+    vhost.api.ask("DELETE", "users", "stranger")
 
 
 def test_a_message_stays_in_its_shard_until_its_dead_letter_has_a_queue(

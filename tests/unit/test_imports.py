@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
         "proxy.groups",
     },
-    "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"},
+    "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.groups"},
     "proxy.shards": {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.http", "proxy.http.formats"),
         "proxy.http.admission",

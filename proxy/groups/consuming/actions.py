@@ -8,10 +8,12 @@ from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.consuming import links
 from proxy.groups.consuming.blocked import backlog, blocked_keys
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
+from proxy.groups.consuming.operating import operate
 from proxy.groups.consuming.series import HeldState
 from proxy.groups.consuming.settle import oldest_by_shard
 from proxy.groups.consuming.tags import MOST_UNACKED, TaggedSource
 from proxy.groups.model import Member
+from proxy.groups.operators import Order
 from proxy.session import closing
 from proxy.session.state import ChannelState
 from proxy.wire.frames import BASIC_CONSUME
@@ -103,6 +105,18 @@ class GroupActions:
         link = member.links.get(shard)
         source = self._consuming.sources.get(link.channel) if link is not None else None
         return blocked_keys(source) if isinstance(source, HiddenChannel) else []
+
+    def operate(self, member: Member, order: Order) -> str:
+        """Do an operator's order; return why it was not done, and an empty string where it was."""
+        g = self._consuming
+        g.c.now = time.monotonic()
+        link = member.links.get(order.shard)
+        source = g.sources.get(link.channel) if link is not None and g.c.running else None
+        if not isinstance(source, HiddenChannel):
+            return "its shard is about to move"
+        why = operate(g, source, order.act, order.key_hash, order.fingerprint)
+        self._then()
+        return why
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""

@@ -59,6 +59,7 @@ class Attendants:
             settings.groups_retry_delay_max,
             settings.groups_retry_limit or 0,
             settings.groups_retry_then == "dead-letter",
+            bool(settings.groups_dead_letter),
         )
         self._named: set[tuple[str, str, type]] = set()
         """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""

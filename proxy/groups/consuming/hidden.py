@@ -64,7 +64,7 @@ class HiddenChannel(TaggedSource):
         if window is None or not window.acked:
             return b""
         if link is None or link.state != _TAKES or self.consumer.leaving or self.ended:
-            # What was not with the client is not here any more, and stays unacked.
+            # Messages that were not with the client are not here any more, and stay unacked.
             upto, (single, window.acked) = 0, (window.acked, [])
             if self.ended:
                 return b""

@@ -92,10 +92,24 @@ def exhausted(g: Consuming, held: Held) -> None:
             *(member.exchange, g.c.vhost, shard, held.tries),
         )
         return
+    bury(g, source, held, LIMIT)
+
+
+def bury(g: Consuming, source: HiddenChannel, held: Held, reason: str) -> None:
+    """Have a message published as a dead letter. Until that is confirmed its link holds it, and does not end."""
+    assert source.link is not None
     source.link.unacked += 1
+    exchange, shard = source.consumer.member.exchange, source.link.shard
     key = routing_key(held.frames, 0, held.header_at, held.body_at)
-    letter = Letter(g.c.vhost, member.exchange, shard, key, held.header, held.body, held.tries, LIMIT)
+    letter = Letter(g.c.vhost, exchange, shard, key, held.header, held.body, held.tries, reason)
     g.events.append(DeadLetterDue(held, letter))
+
+
+def released(hidden: HiddenChannel, held: Held) -> None:
+    """Have a message tried at once, as often as if it had not been tried yet."""
+    if held.fingerprint and hidden.link is not None:
+        hidden.consumer.member.attempts.forget(hidden.link.shard, held.fingerprint)
+    held.window.series.go_on_at_once(held)
 
 
 def routing_key(data: bytes, i: int, header: int, end: int) -> bytes:

@@ -23,6 +23,11 @@ many messages of all shards does the client hold at most, those that it has retu
     RETRY     due       READY     the message may be tried again
     RETRY     due       DEAD      it was tried as often as it may: the sidecar publishes it as a dead letter
     RETRY     due       STOPPED   the same where no dead letters are wanted: its key stands still
+    READY,    release   READY     an operator has it tried at once, with all its tries
+    RETRY or
+    STOPPED
+    the same  skip      GONE      an operator has the broker get an ack
+    the same  bury      DEAD      an operator has the sidecar publish it as a dead letter
     DEAD      settle    GONE      the dead letter is confirmed, and the broker gets an ack
     DEAD      fail      RETRY     the dead letter is not confirmed: it is published again after the longest delay
     any but   drop      GONE      the link ends: the broker delivers the message again, to the next member
@@ -74,6 +79,8 @@ class Rules(NamedTuple):
     """The most tries of a message; 0 for any number."""
     dead_letters: bool = False
     """Whether a message that was tried so often is published as a dead letter; if not, its key stands still."""
+    buries: bool = False
+    """Whether there is an exchange for dead letters, so that an operator may have a message published there."""
 
 
 class HeldState(IntEnum):
@@ -337,9 +344,13 @@ class Series:
     @property
     def due(self) -> float | None:
         """When the next message is to be tried again, in monotonic seconds; None if none is in RETRY."""
-        while self._retries and self._retries[0][2].state != _RETRY:
+        while self._retries:
+            due, _, held = self._retries[0]
+            # An operator may have released the message, which was returned once more since.
+            if held.state == _RETRY and held.due == due:
+                return due
             heappop(self._retries)
-        return self._retries[0][0] if self._retries else None
+        return None
 
     def wakes_at(self, now: float, *, takes: bool) -> float | None:
         """Return when there is something to do for the timer; None if nothing is.
@@ -367,6 +378,23 @@ class Series:
                 ended.append(held)
         return count, ended
 
+    def go_on_at_once(self, held: Held) -> None:
+        """Take it that an operator releases a message: it is tried now, and has all its tries again."""
+        self._unretried(held)
+        held.tries = 0
+        if held.state != _READY:
+            held.state = _READY
+            self._ready.append(held)
+
+    def bury(self, held: Held) -> None:
+        """Take it that an operator has a message published as a dead letter."""
+        self._unretried(held)
+        held.state = _DEAD
+
+    def _unretried(self, held: Held) -> None:
+        self.retried.pop(held, None)
+        self.stopped -= held.state == _STOPPED
+
     def drop(self, window: Window) -> None:
         """Forget what neither the client nor a confirm holds of a link that ends: the next member gets it."""
         window.last.clear()
@@ -386,8 +414,7 @@ class Series:
     def _forget(self, held: Held) -> None:
         self.size -= held.size
         if held.tries:
-            self.retried.pop(held, None)
-            self.stopped -= held.state == _STOPPED
+            self._unretried(held)
         held.state = _GONE
         held.frames = b""
         window = held.window

@@ -223,6 +223,12 @@ def dead_lettered(g: Consuming, held: Held, *, is_confirmed: bool) -> None:
     g.c.to_broker.flush()
 
 
+def skip(g: Consuming, hidden: HiddenChannel, held: Held) -> None:
+    """Have the broker get an ack for a message that no client works on: it is lost, and its key goes on."""
+    retries.settled(hidden, held)
+    g.c.to_broker.insert(_answer(g, hidden, held.tag, BASIC_ACK, 0, requeued=False))
+
+
 def _await_return(g: Consuming, source: HiddenChannel) -> None:
     """Have what the client has returned of a link given back to the broker in a moment."""
     kept = g.requeued

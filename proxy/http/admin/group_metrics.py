@@ -133,6 +133,9 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         "Messages in series that clients of this sidecar have returned, to be tried again.",
         labels=_LABELS,
     )
+    orders = CounterMetricFamily(
+        "ringproxy_group_orders", "Orders of operators that this sidecar has done.", labels=_LABELS
+    )
     for name, counted in groups.totals().items() if groups is not None else ():
         moves.add_metric(name, counted["moves"])
         stalled.add_metric(name, counted["stalled"])
@@ -140,7 +143,8 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         dead.add_metric(name, counted["dead_letters"])
         failed.add_metric(name, counted["dead_letters_failed"])
         returns.add_metric(name, counted["returns"])
-    yield from (moves, stalled, lost, dead, failed, returns)
+        orders.add_metric(name, counted["orders"])
+    yield from (moves, stalled, lost, dead, failed, returns, orders)
     again = CounterMetricFamily(
         "ringproxy_group_redeliveries",
         "Redeliveries of messages to members at this sidecar, of those shards that had any.",

@@ -17,6 +17,7 @@ from proxy.groups.blocked import BlockedKey
 from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
+from proxy.groups.operators import Order
 from proxy.groups.redelivered import POISON, RECENT
 from proxy.http.admin.group_metrics import collect
 from proxy.settings.config import Settings
@@ -64,6 +65,9 @@ class Session:
 
     def blocked_keys(self, member: Member, shard: str) -> list[BlockedKey]:
         return []
+
+    def operate(self, member: Member, order: Order) -> str:
+        return "no member is in series"
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True

@@ -93,6 +93,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "groups_retry_limit": "4",
         "groups_retry_then": "stop",
         "groups_dead_letter": "dead",
+        "groups_operators": "anna,bob",
         "groups_require": "exact",
         "groups_ack_timeout": "0",
         "groups_leave_timeout": "0",
@@ -142,6 +143,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
     [
         ({"groups_retry_limit": "3"}, "groups_retry_limit: has no effect, because groups names no exchange"),
         ({"groups_dead_letter": "d"}, "groups_dead_letter: has no effect, because groups names no exchange"),
+        ({"groups_operators": "anna"}, "groups_operators: has no effect, because groups names no exchange"),
         ({"groups": "x", "groups_dead_letter": "d"}, "groups_dead_letter: has no effect without groups_retry_limit"),
         ({"groups": "x", "groups_retry_limit": "3"}, "groups_retry_limit: 3 tries end in a dead letter"),
         (
