@@ -122,7 +122,7 @@ def whole(  # noqa: C901 - one loop, for speed
             _look(g, consumer)
             looked = consumer
             tried = consumer.member.attempts.shards
-        window = hidden.window
+        window, held = hidden.window, None
         if window is not None:
             series = window.series
             if series.size + stop - i > MOST_BYTES or behind is not None:
@@ -140,7 +140,7 @@ def whole(  # noqa: C901 - one loop, for speed
                 i = stop
                 continue
         link.unacked += not consumer.member.no_ack
-        _write(g, hidden, data, i, header, data, header, body_at)
+        _write(g, hidden, data, i, header, data, header, body_at, held)
         frames += 2
         if length:
             out.write(hidden.body_start)
@@ -263,9 +263,9 @@ def pass_on(g: Consuming, consumer: Consumer) -> bytes:
         frames, at = held.frames, held.body_at
         if held.again:
             method, header = _again(g, held)
-            _write(g, source, method, 0, len(method), header, 0, len(header), held.tries)
+            _write(g, source, method, 0, len(method), header, 0, len(header), held)
         else:
-            _write(g, source, frames, 0, held.header_at, frames, held.header_at, at)
+            _write(g, source, frames, 0, held.header_at, frames, held.header_at, at, held)
         while at < len(frames):
             end = at + OVERHEAD + u32(frames, at + 3)
             out.write(source.body_start)
@@ -327,12 +327,12 @@ def _write(
     data: bytes,
     i: int,
     end: int,
-    tries: int = 0,
+    held: Held | None = None,
 ) -> None:
     """Add to the buffer the basic.deliver and content header that the client gets, and count the delivery.
 
     The broker's basic.deliver is in `frame` from `start` to `stop`, its content header in `data` from `i` to `end`.
-    `tries` says how often the client has returned a message of a member in series.
+    `held` is the message if its link is in series.
     Raises Fault if the names in the basic.deliver run past it.
     """
     numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
@@ -349,11 +349,11 @@ def _write(
     else:
         exchange, key = content.origin_in(data, i + 7, end - 1)
         both = shorted(exchange) + shorted(key) if exchange else frame[at + 9 : stop - 1]
-    number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), g.c.now)
+    number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), g.c.now, held)
     link.delivered += 1
     link.delivered_at = g.c.now
     if frame[at + 8]:
-        times = tries or content.times_redelivered(data, i + 7, end - 1)
+        times = (held.tries if held is not None else 0) or content.times_redelivered(data, i + 7, end - 1)
         # A classic queue does not count. Most messages differ in their headers, such as the ring id, or in their keys.
         message = 0 if times else hash(both) ^ hash(data[i:end])
         consumer.member.redelivered_of(link.shard).note(times, message, g.c.now)

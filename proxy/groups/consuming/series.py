@@ -51,7 +51,6 @@ ones of the key then come between. A link whose oldest message, be it with the c
 
 # mypyc: compiled
 
-from collections import deque
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
@@ -61,6 +60,9 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 
 LEAVES_WITHIN: Final = 1.0
 """Seconds for which a client must go on consuming for a try to count: one that stops returns all that it has."""
+
+_MOST_PASSED: Final = 64
+"""Passed messages leave the list of those that are READY once they are more than this, and most of it."""
 
 _OVERHEAD: Final = 400
 """Bytes of memory that one message takes beside its frames."""
@@ -224,7 +226,7 @@ class Series:
     """The deliveries of one member in series; it lives as long as the member."""
 
     __slots__ = (
-        "_gone", "_number", "_ready", "_retries", "retried", "room", "rules", "size", "stopped",
+        "_gone", "_next", "_number", "_ready", "_retries", "retried", "room", "rules", "size", "stopped",
         "with_client",
     )  # fmt: skip
 
@@ -239,8 +241,12 @@ class Series:
         """The messages that have tries behind them, the first one first, and when that was, in monotonic seconds."""
         self.stopped = 0
         """How many of them are STOPPED."""
-        self._ready: deque[Held] = deque()
-        """The messages that are READY, the one that came to be so first at its front, and some that are GONE."""
+        self._ready: list[Held] = []
+        """From `_next` on the messages that are READY, the one that came to be so first before others, and some GONE.
+
+        A list and no deque, since the compiler knows lists.
+        """
+        self._next = 0
         self._retries: list[tuple[float, int, Held]] = []
         """A heap of when each message in RETRY is due, monotonic, and some that are GONE."""
         self._gone = 0
@@ -269,7 +275,7 @@ class Series:
         elif due:
             self.retried[held] = held.at
             self._wait(held, due)
-        elif passes and not self._ready and (self.with_client < self.room or not self.room):
+        elif passes and self._next == len(self._ready) and (self.with_client < self.room or not self.room):
             held.state = _CLIENT
             self.with_client += 1
             return True
@@ -281,7 +287,8 @@ class Series:
         """Return the next message for the client, which works on it from now on; None if there is none, or no room."""
         if not self.is_ready:
             return None
-        held = self._ready.popleft()
+        held = self._ready[self._next]
+        self._next += 1
         held.state = _CLIENT
         self.with_client += 1
         return held
@@ -289,9 +296,14 @@ class Series:
     @property
     def is_ready(self) -> bool:
         """Whether there is a message for which the client has room."""
-        while self._ready and self._ready[0].state != _READY:
-            self._ready.popleft()
-        return bool(self._ready) and not (self.room and self.with_client >= self.room)
+        ready, at = self._ready, self._next
+        while at < len(ready) and ready[at].state != _READY:
+            at += 1
+        if at == len(ready) or (at > _MOST_PASSED and at > len(ready) >> 1):
+            del ready[:at]
+            at = 0
+        self._next = at
+        return at < len(ready) and (self.with_client < self.room or not self.room)
 
     def settle(self, held: Held) -> None:
         """Take it that a message is settled, by the client or as a dead letter: the next one of its key has its turn.
@@ -308,8 +320,8 @@ class Series:
                 after.window.waiting -= 1
                 after.state = _READY
                 self._ready.append(after)
-        elif held.key and held.window.last.get(held.key) is held:
-            del held.window.last[held.key]
+        elif held.key:
+            held.window.last.pop(held.key, None)
 
     def give_back(self, held: Held, now: float) -> float:
         """Take it that the client has returned a message at `now`, monotonic; return the seconds until the next try."""
@@ -406,8 +418,8 @@ class Series:
                 self._forget(held)
         if self._gone > len(self._ready) + len(self._retries) >> 1:
             # A client that holds all that it may takes nothing, however many links end under it.
-            self._gone = 0
-            self._ready = deque([held for held in self._ready if held.state == _READY])
+            self._gone = self._next = 0
+            self._ready = [held for held in self._ready if held.state == _READY]
             self._retries = [each for each in self._retries if each[2].state == _RETRY]
             heapify(self._retries)
 
@@ -417,6 +429,4 @@ class Series:
             self._unretried(held)
         held.state = _GONE
         held.frames = b""
-        window = held.window
-        if window.held.get(held.tag) is held:
-            del window.held[held.tag]
+        held.window.held.pop(held.tag, None)

@@ -10,7 +10,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from proxy.groups.consuming import deliver, links, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel, Requeued
 from proxy.groups.consuming.series import Held, HeldState
-from proxy.groups.consuming.tags import Numbering, TaggedSource, numbering_of
+from proxy.groups.consuming.tags import Delivery, Numbering, TaggedSource, numbering_of
 from proxy.groups.model import LinkState, Member
 from proxy.session import closing
 from proxy.session.channel import Channel
@@ -74,8 +74,8 @@ def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
     if delivery is None:
         return _unknown(g, channel, number, method)
     source = delivery.source
-    if isinstance(source, HiddenChannel) and source.window is not None:
-        return _in_series(g, source, delivery.tag, method, bits, requeued) + _end(g, source)
+    if delivery.held is not None and isinstance(source, HiddenChannel):
+        return _in_series(g, source, delivery.held, method, bits, requeued) + _end(g, source)
     if requeued and isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
         # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got them
         # back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
@@ -102,15 +102,16 @@ def _many(
         return _unknown(g, channel, number, method)
     answers: list[bytes] = []
     sources: dict[TaggedSource, None] = {}
+    in_series: list[Delivery] = []
     number = number or numbering.last
-    for source, tag, many, other in numbering.settle_all(number, MOST_AT_ONCE):
+    for source, tag, many, other in numbering.settle_all(number, MOST_AT_ONCE, in_series):
         sources[source] = None
-        if isinstance(source, HiddenChannel) and source.window is not None:
-            answers.append(_in_series(g, source, tag, method, bits, requeued))
-        elif other:
+        if other:
             answers.append(_give_back(source, tag, other))
         else:
             answers.append(_answer(g, source, tag, method, bits if many else bits & ~MULTIPLE, requeued))
+    if in_series:
+        answers += _many_in_series(g, in_series, sources, method, bits, requeued)
     for source in sources:
         # A link ends behind the last answer to its deliveries, of which there may be several.
         answers += _released(g, source) if source.returning else b"", _end(g, source)
@@ -120,24 +121,43 @@ def _many(
     return b"".join(answers)
 
 
-def _in_series(g: Consuming, hidden: HiddenChannel, tag: int, method: int, bits: int, requeued: bool) -> bytes:
+def _many_in_series(
+    g: Consuming,
+    deliveries: list[Delivery],
+    sources: dict[TaggedSource, None],
+    method: int,
+    bits: int,
+    requeued: bool,
+) -> list[bytes]:
+    """Take the client's answer to each of several messages in series; add to `sources` the links that may end now."""
+    answers: list[bytes] = []
+    for delivery in deliveries:
+        source = delivery.source
+        if delivery.held is not None and isinstance(source, HiddenChannel):
+            if answer := _in_series(g, source, delivery.held, method, bits, requeued):
+                answers.append(answer)
+            if source.link is not None and source.link.state == _LEAVING:
+                sources[source] = None
+    return answers
+
+
+def _in_series(g: Consuming, hidden: HiddenChannel, held: Held, method: int, bits: int, requeued: bool) -> bytes:
     """Take the client's answer to one message of a member in series; return what the broker gets at once, if anything.
 
     The broker gets no requeue: it would deliver the message behind later ones of its key. `answers` has the acks.
     """
-    window = hidden.window
-    assert window is not None
-    held = window.held[tag]
+    window = held.window
     if not window.answered:
         window.answered = True
         g.answered.append(hidden)
     if method == BASIC_ACK:
-        window.acked.append(tag)
+        window.acked.append(held.tag)
     if not requeued:
         retries.settled(hidden, held)
         if method == BASIC_ACK:
             return b""
-        return _answer(g, hidden, tag, method, bits & ~MULTIPLE if method != BASIC_REJECT else bits, requeued)
+        bits = bits & ~MULTIPLE if method != BASIC_REJECT else bits
+        return _answer(g, hidden, held.tag, method, bits, requeued)
     link = hidden.link
     if link is not None and link.state == _TAKES and not hidden.consumer.leaving:
         retries.returned(g, hidden, held)

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from proxy.groups.consuming.questions import Joining, Question
-from proxy.groups.consuming.series import Window
+from proxy.groups.consuming.series import Held, Window
 from proxy.groups.model import Link, LinkState
 from proxy.session.channel import Channel
 from proxy.session.merging import Merge, Source
@@ -102,10 +102,14 @@ def returned(kept: int) -> tuple[int, int]:
 class Delivery:
     """One delivery that the client has not settled."""
 
-    __slots__ = ("after", "after_in_source", "at", "before", "before_in_source", "number", "source", "tag")
+    __slots__ = ("after", "after_in_source", "at", "before", "before_in_source", "held", "number", "source", "tag")
 
-    def __init__(self, source: TaggedSource, tag: int, number: int, at: float) -> None:
-        """`tag` is the broker's delivery tag on the channel of `source`; `at` is the time, monotonic."""
+    def __init__(self, source: TaggedSource, tag: int, number: int, at: float, held: Held | None = None) -> None:
+        """`tag` is the broker's delivery tag on the channel of `source`; `at` is the time, monotonic.
+
+        `held` is the message if it is of a link in series.
+        """
+        self.held = held
         self.source, self.tag, self.number, self.at = source, tag, number, at
         self.before = self.before_in_source = 0
         """The numbers of the unsettled deliveries before this one, of the client's channel and of the source; 0 for
@@ -257,10 +261,10 @@ class Numbering(Merge):
             self.started, self.base = True, self.last
             self._top = self.base
 
-    def add(self, source: TaggedSource, tag: int, now: float) -> int:
+    def add(self, source: TaggedSource, tag: int, now: float, held: Held | None = None) -> int:
         """Return the number of a delivery that the client is to settle; call it only once members have come."""
         number = self.last = self.last + 1
-        delivery = self.unacked[number] = Delivery(source, tag, number, now)
+        delivery = self.unacked[number] = Delivery(source, tag, number, now, held)
         final, final_in_source = self._final, source.final
         if final is None:
             self._first = delivery
@@ -322,13 +326,15 @@ class Numbering(Merge):
             self._remove(delivery)
         return delivery
 
-    def settle_all(self, number: int, most: int) -> list[tuple[TaggedSource, int, bool, int]]:
+    def settle_all(
+        self, number: int, most: int, in_series: list[Delivery]
+    ) -> list[tuple[TaggedSource, int, bool, int]]:
         """Take the client's answer to all deliveries up to a number above `base`, but to no more than `most` of them.
 
         `reaches` says whether any are left. Returns for each channel, in the order in which the broker is to get them,
         the broker's delivery tag, whether the answer is to all up to it, and the method; 0 stands for the client's own.
         Deliveries that the client returned before go back in their place among them, but for a link whose member has
-        left.
+        left. Those of links in series are not in the result: they are added to `in_series`.
         """
         answers: list[tuple[TaggedSource, int, bool, int]] = []
         highest: dict[TaggedSource, int] = {}
@@ -337,12 +343,12 @@ class Numbering(Merge):
             self.settle_all_own(self.base)
         delivery = self._first
         while delivery is not None and delivery.number <= number and most:
-            source, tag = delivery.source, delivery.tag
+            source, tag, delivery_ = delivery.source, delivery.tag, delivery
             most -= 1
             self._remove(delivery)
             delivery = self._first
             if source.window is not None:
-                answers.append((source, tag, False, 0))
+                in_series.append(delivery_)
                 continue
             if source.returning and source.returning[0] >> 1 < tag:
                 # One answer for all would take in what was returned.

@@ -131,6 +131,6 @@ def test_deliveries_of_ordinary_consumers_are_acked_out_of_order(started: bool) 
     with in_little_time():
         for tag in range(1, number):
             if started:
-                assert numbering.settle_all(numbering.add(numbering.own, 2 * number + tag, 0.0), 1)
+                assert numbering.settle_all(numbering.add(numbering.own, 2 * number + tag, 0.0), 1, [])
             numbering.settle_all_own(tag)
     assert not numbering.unsure

@@ -64,7 +64,7 @@ class World:
             assert self.settle(numbering.own, number, True) == wanted
         else:
             got: set[tuple[TaggedSource, int]] = set()
-            for source, tag, many, method in numbering.settle_all(number or numbering.last, MOST):
+            for source, tag, many, method in numbering.settle_all(number or numbering.last, MOST, []):
                 if method:
                     assert self.returning.pop((source, tag)) == method
                     assert self.settle(source, tag, many) == {(source, tag)}
@@ -160,7 +160,7 @@ def test_recover_forgets_everything_and_tells_whose_it_was() -> None:
     assert (numbering.unacked, one.link.unacked) == ({}, 0)
     numbering.add(one, 3, 0.0)
     # A message that the broker delivers again has a new tag: an answer to all of it names no old one.
-    assert numbering.settle_all(numbering.last, MOST) == [(one, 3, True, 0)]
+    assert numbering.settle_all(numbering.last, MOST, []) == [(one, 3, True, 0)]
 
 
 def test_the_oldest_delivery_of_each_channel_is_known() -> None:
