@@ -25,17 +25,18 @@ _FREE, _BLOCKED, _FLIGHT = "bench.series.free", "bench.series.blocked", "bench.s
 """The exchanges in series of which no key is blocked, of which many are, and of which many messages are in flight."""
 _EXCHANGES = (_PLAIN, _SERIES, _FREE, _BLOCKED)
 
-_ROUNDS, _SECONDS = 15, 0.5
+_ROUNDS, _SECONDS = 11, 0.5
 _KEYS = 20_000
 """The distinct keys of one turn, more than all windows hold."""
 
-_SCENES = (Scene(1000, Acks.MULTIPLE), Scene(100, Acks.MULTIPLE), Scene(100, Acks.SINGLE))
+_SCENES = (Scene(100, Acks.MULTIPLE), Scene(400, Acks.MULTIPLE), Scene(100, Acks.SINGLE))
+"""None acks more at once than a window holds, or a shard with no other messages would stand still."""
 
 _FAILING = 1_000
 """The keys that are blocked: each has a message that the consumer returns at each try."""
 _DELAY = 5.0
 """Seconds between two tries of a message."""
-_PACED_ROUNDS, _PACED_SECONDS, _RATE = 9, 4.0, 1_000
+_PACED_ROUNDS, _PACED_SECONDS, _RATE = 7, 5.0, 1_000
 
 _IN_FLIGHT, _CLIENTS, _TIMES = 100_000, 4, 3
 _WITHIN = 60.0
