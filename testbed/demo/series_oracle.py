@@ -22,7 +22,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of some keys in a table; a wait is the seconds from the publish to the end of the try that succeeded."""
+    """The figures of some keys; a wait is the seconds from the publish to the end of the try that succeeded."""
 
     tries: int
     median_wait: float

@@ -37,7 +37,6 @@ SHOWN = Document("docs/how-to/consume-with-a-group.md", "text")
 CLIENTS = {
     title: Document("docs/how-to/consume-with-a-group.md", f'{language} title="{title}"')
     for language, title in (
-        ("python", "with_pika.py"),
         ("python", "with_aio_pika.py"),
         ("js", "with_amqplib.js"),
         ("python", "with_celery.py"),
@@ -352,7 +351,7 @@ def test_a_message_that_was_tried_five_times_is_a_dead_letter(
     ]
 
 
-@pytest.mark.parametrize("title", ["with_pika.py", "with_aio_pika.py", "with_amqplib.js", "with_celery.py"])
+@pytest.mark.parametrize("title", ["with_aio_pika.py", "with_amqplib.js", "with_celery.py"])
 def test_each_client_gets_a_message_again_later_that_it_has_returned(
     title: str, broker: Broker, sidecar: Sidecar, set_up: SetUp, tmp_path: Path
 ) -> None:
