@@ -160,6 +160,9 @@ def _add_group(command: argparse.ArgumentParser) -> None:
     _add_sidecar(command)
     command.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
     command.add_argument("--json", action="store_true", help="print the sidecar's answer as JSON")
+    # Imported only for this command: a sidecar needs none of its modules.
+    from proxy.redrive import command as redrive
+
     command.set_defaults(view=MEMBERS_VIEW)
     parts = command.add_subparsers(metavar="PART")
     part = _added(parts, "keys", "show which keys in series wait for one message", {0: "the sidecar answered"})
@@ -169,6 +172,11 @@ def _add_group(command: argparse.ArgumentParser) -> None:
         part.set_defaults(do=_operate, command=part, act=act)
         part.add_argument("key", metavar="KEY", help="the key as the part keys shows it, or its hash")
         _add_settings(part, operate.SETTINGS)
+    text = "publish the dead letters of the group again, through a sidecar, and take them out of their queue"
+    part = _added(parts, "redrive", text, {**redrive.STATUSES, **STATUSES})
+    part.set_defaults(do=_redrive, command=part)
+    redrive.add_arguments(part)
+    _add_settings(part, redrive.SETTINGS)
 
 
 def _add_sidecar(command: argparse.ArgumentParser) -> None:
@@ -279,6 +287,15 @@ def _operate(options: argparse.Namespace) -> int:
     where = (options.sidecar, options.vhost, options.exchange)
     print(escaped(operate.run(_settings(options), *where, options.act, options.key)))
     return 0
+
+
+def _redrive(options: argparse.Namespace) -> int:
+    from proxy.redrive import command as redrive
+
+    for flag, default in (("watch", False), ("json", False), ("sidecar", _SIDECAR)):
+        if getattr(options, flag) != default:
+            raise ConfigError(f"redrive: --{flag} is of the report, which redrive does not print")
+    return redrive.run(_settings(options), options.exchange, options.queue, options.vhost, options.count)
 
 
 def _topology(options: argparse.Namespace) -> int:

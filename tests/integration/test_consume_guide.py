@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pika
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.versions
 
 GUIDE = Document("docs/how-to/consume-with-a-group.md")
 FILES = Document("docs/how-to/consume-with-a-group.md", "toml")
+REDRIVE = Document("docs/how-to/consume-with-a-group.md", 'toml title="redrive.toml"')
 PROGRAM = Document("docs/how-to/consume-with-a-group.md", 'python title="billing.py"')
 SERIES = Document("docs/how-to/consume-with-a-group.md", "python")
 SHOWN = Document("docs/how-to/consume-with-a-group.md", "text")
@@ -106,6 +108,7 @@ def test_every_block_is_tried_here() -> None:
     assert set(WORKER) == {"Return a message with your client"}
     assert tried(GUIDE, "GUIDE", __file__)
     assert tried(FILES, "FILES", __file__)
+    assert tried(REDRIVE, "REDRIVE", __file__)
     assert tried(PROGRAM, "PROGRAM", __file__)
     assert tried(SERIES, "SERIES", __file__)
     assert tried(SHOWN, "SHOWN", __file__)
@@ -115,7 +118,8 @@ def test_every_block_is_tried_here() -> None:
 def shop(api: BrokerApi) -> Iterator[VirtualHost]:
     """The guide's virtual host and users, with the permissions that it grants and no others."""
     (grant,) = GUIDE["Turn it on"]
-    lines = [shlex.split(line) for line in grant.splitlines()]
+    (redriver, _) = GUIDE["Publish dead letters again"]
+    lines = [shlex.split(line) for line in (*grant.splitlines(), redriver)]
     made = VirtualHost(api, "shop", [])
     made.permit(USER)
     for *command, user, configure, write, read in lines:
@@ -396,3 +400,39 @@ def test_each_client_gets_a_message_again_later_that_it_has_returned(
     one = [line.removeprefix("customer-1 ") for line in lines(charged) if line.startswith("customer-1 ")]
     assert one == ["1 done", "2 failed", "2 failed", "2 done", "3 done"]
     assert lines(charged).index("customer-2 3 done") < lines(charged).index("customer-1 2 done")
+
+
+def test_dead_letters_are_published_again(
+    broker: Broker, shop: VirtualHost, set_up: SetUp, sidecar: Sidecar, tmp_path: Path
+) -> None:
+    (told,), (_, commands) = REDRIVE["Publish dead letters again"], GUIDE["Publish dead letters again"]
+    assert told.count("127.0.0.1:5673") == 1
+    (tmp_path / "redrive.toml").write_text(told.replace("127.0.0.1:5673", f"127.0.0.1:{sidecar.amqp_port}"))
+    headers: Any = {
+        "x-ring-group": "orders",
+        "x-ring-shard": "orders.1",
+        "x-ring-attempt": 5,
+        "x-ring-reason": "retry-limit",
+    }
+    came = list[tuple[str, object]]()
+
+    def work(channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
+        came.append((body.decode(), (properties.headers or {}).get("x-ring-attempt")))
+        channel.basic_ack(method.delivery_tag or 0)
+
+    with pika.BlockingConnection(pika.URLParameters(url_of(broker, sidecar))) as connection:
+        channel = connection.channel()
+        channel.queue_declare("orders.dead", durable=True)
+        channel.confirm_delivery()
+        for number in range(3):
+            channel.basic_publish("", "orders.dead", str(number).encode(), pika.BasicProperties(headers=headers))
+        printed = Shell({})(f"cd {tmp_path}; {commands}")
+        assert [line.partition(";")[0] for line in printed.splitlines() if "published again" in line] == [
+            "1 published again",
+            "2 published again",
+        ]
+        channel.basic_consume("orders", work)
+        end = time.monotonic() + 20
+        while len(came) < 3 and time.monotonic() < end:
+            connection.process_data_events(0.1)
+    assert sorted(came) == [("0", None), ("1", None), ("2", None)]

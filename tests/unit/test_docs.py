@@ -19,6 +19,7 @@ from proxy.outcome import Outcome
 from proxy.process.identity import of_job, of_sidecar
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
+from proxy.redrive import command as redrive
 from proxy.routing.counters import Counts
 from proxy.routing.routes import RouteTables
 from proxy.session.context import Shared
@@ -119,7 +120,7 @@ def test_every_flag_and_argument_is_documented_and_no_other() -> None:
             assert "each [setting](settings.md) is a flag" in section
             flags -= of_settings
         assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - everywhere, name
-        arguments = [str(action.metavar) for action in command._actions if not action.option_strings]
+        arguments = [str(each.metavar) for each in command._actions if each.required and not each.option_strings]
         synopsis = rf"`ring-proxy {name}((?: [A-Z]+)*)`"
         assert {told.strip() for told in re.findall(synopsis, REFERENCE["commands"])} - {""} == {
             " ".join(arguments)
@@ -147,6 +148,17 @@ def test_every_part_of_topology_is_documented_with_its_flags_and_exit_statuses()
         assert statuses_of(section) == set(part.statuses), part.name
     flags = {f"--{name.replace('_', '-')}" for part in PARTS for name in part.settings}
     assert flags <= set(re.findall(r"`(--[a-z-]+)`", page.split("## The parts")[1]))
+
+
+def test_the_part_redrive_of_group_is_documented_with_its_flags_and_exit_statuses() -> None:
+    section = command_section("ring-proxy group EXCHANGE redrive")
+    (parts,) = (each for each in parsers()["group"]._actions if isinstance(each, _SubParsersAction))
+    assert list(parts.choices) == ["redrive"]
+    of_settings = {f"--{name.replace('_', '-')}" for name in redrive.SETTINGS}
+    flags = flags_of(parts.choices["redrive"]) - {"-h", "--help"}
+    assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
+    assert of_settings <= set(re.findall(r"`(--[a-z-]+)`", section))
+    assert statuses_of(section) == {*redrive.STATUSES, 2}
 
 
 def test_every_key_of_a_topology_file_is_documented_and_no_other() -> None:

@@ -55,6 +55,9 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
         "proxy.groups",
     },
+    "proxy.redrive": {
+        *("proxy.wire", "proxy.settings", "proxy.process", "proxy.publisher", "proxy.groups.consuming"),
+    },
     "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.groups"},
     "proxy.shards": {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.http", "proxy.http.formats"),
@@ -68,6 +71,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "proxy.cli": {
         *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.commands", "proxy.shards"),
+        "proxy.redrive",
     },
     "proxy.__main__": {"proxy.cli"},
 }
@@ -99,6 +103,7 @@ IO_MODULES = {
     },
     "proxy.groups.consuming": {"attendant", "dead_letters"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
+    "proxy.redrive": {"client", "command", "redrive"},
     "proxy.shards": {"apply", "broker", "command", "fleet", "reading", "retire", "watch"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
 }

@@ -17,11 +17,13 @@ _REPLY_TO: Final = 1 << 9
 ATTEMPT: Final = b"x-ring-attempt"
 """The header that tells how often a message was tried, with this try; a first try has none."""
 
-_GROUP, _SHARD, _REASON = b"x-ring-group", b"x-ring-shard", b"x-ring-reason"
-_HEADERS: Final = frozenset({_GROUP, _SHARD, ATTEMPT, _REASON})
+GROUP: Final = b"x-ring-group"
+SHARD: Final = b"x-ring-shard"
+_REASON: Final = b"x-ring-reason"
+HEADERS: Final = frozenset({GROUP, SHARD, ATTEMPT, _REASON})
 """The headers that a dead letter gets: the group, the queue that was its shard, how often it was tried, and why."""
 
-_CUT: Final = content.STAMPS_AND_COPIES | _HEADERS | content.DELIVERY_COUNTS | {b"x-stream-filter-value", b"x-delay"}
+_CUT: Final = content.STAMPS_AND_COPIES | HEADERS | content.DELIVERY_COUNTS | {b"x-stream-filter-value", b"x-delay"}
 """The headers that a dead letter does not carry on: what RabbitMQ would heed, and what held in the shard alone."""
 
 
@@ -54,8 +56,8 @@ def header_of(letter: Letter) -> Header:
     if found.get(_REPLY_TO, b"")[1:] == DIRECT_REPLY.encode():
         del found[_REPLY_TO]
     told = (
-        table.text_field(_GROUP, letter.group.encode()),
-        table.text_field(_SHARD, letter.shard.encode()),
+        table.text_field(GROUP, letter.group.encode()),
+        table.text_field(SHARD, letter.shard.encode()),
         table.integer_field(ATTEMPT, letter.tries),
         table.text_field(_REASON, letter.reason.encode()),
     )

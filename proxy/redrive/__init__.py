@@ -1,0 +1,1 @@
+"""`ring-proxy group EXCHANGE redrive`: publishes the dead letters of a group again, through a sidecar."""
