@@ -158,8 +158,7 @@ def _add_question(command: argparse.ArgumentParser) -> None:
 def _add_group(command: argparse.ArgumentParser) -> None:
     command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange whose group is asked for")
     _add_sidecar(command)
-    command.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
-    command.add_argument("--json", action="store_true", help="print the sidecar's answer as JSON")
+    _add_watch(command)
     # Imported only for this command: a sidecar needs none of its modules.
     from proxy.redrive import command as redrive
 
@@ -167,10 +166,13 @@ def _add_group(command: argparse.ArgumentParser) -> None:
     parts = command.add_subparsers(metavar="PART")
     part = _added(parts, "keys", "show which keys in series wait for one message", {0: "the sidecar answered"})
     part.set_defaults(view=KEYS_VIEW)
+    _add_sidecar(part, is_part=True)
+    _add_watch(part, is_part=True)
     for act, text in operate.ACTS.items():
         part = _added(parts, act, text, {0: "it was done"})
         part.set_defaults(do=_operate, command=part, act=act)
         part.add_argument("key", metavar="KEY", help="the key as the part keys shows it, or its hash")
+        _add_sidecar(part, is_part=True)
         _add_settings(part, operate.SETTINGS)
     text = "publish the dead letters of the group again, through a sidecar, and take them out of their queue"
     part = _added(parts, "redrive", text, {**redrive.STATUSES, **STATUSES})
@@ -179,11 +181,21 @@ def _add_group(command: argparse.ArgumentParser) -> None:
     _add_settings(part, redrive.SETTINGS)
 
 
-def _add_sidecar(command: argparse.ArgumentParser) -> None:
+def _add_watch(command: argparse.ArgumentParser, *, is_part: bool = False) -> None:
+    """Add the flags for how an answer is shown; those of a part leave what the flags before its name have set."""
+    default = argparse.SUPPRESS if is_part else False
+    text = "show it again each second, until Ctrl-C"
+    command.add_argument("--watch", action="store_true", default=default, help=text)
+    command.add_argument("--json", action="store_true", default=default, help="print the sidecar's answer as JSON")
+
+
+def _add_sidecar(command: argparse.ArgumentParser, *, is_part: bool = False) -> None:
+    """Add the flags for who is asked; those of a part leave what the flags before its name have set."""
     text = "virtual host of the exchange (default: the sidecar's own, the path of its broker_url)"
-    command.add_argument("--vhost", metavar="NAME", help=text)
+    command.add_argument("--vhost", metavar="NAME", default=argparse.SUPPRESS if is_part else None, help=text)
     text = f"URL of the sidecar's admin listener (default: {_SIDECAR})"
-    command.add_argument("--sidecar", metavar="URL", default=_SIDECAR, help=text)
+    default = argparse.SUPPRESS if is_part else _SIDECAR
+    command.add_argument("--sidecar", metavar="URL", default=default, help=text)
 
 
 def _add_pair(command: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from statistics import mean
 import numpy as np
 
 from proxy.cli import COMMANDS, STATUSES, parser
+from proxy.commands.operate import ACTS
 from proxy.groups.report import _WORDS
 from proxy.http.admin.metrics import ProxyCollector
 from proxy.http.admission.limits import Limits
@@ -150,10 +151,13 @@ def test_every_part_of_topology_is_documented_with_its_flags_and_exit_statuses()
     assert flags <= set(re.findall(r"`(--[a-z-]+)`", page.split("## The parts")[1]))
 
 
-def test_the_part_redrive_of_group_is_documented_with_its_flags_and_exit_statuses() -> None:
+def test_the_parts_of_group_are_documented() -> None:
     section = command_section("ring-proxy group EXCHANGE redrive")
     (parts,) = (each for each in parsers()["group"]._actions if isinstance(each, _SubParsersAction))
-    assert list(parts.choices) == ["redrive"]
+    assert list(parts.choices) == ["keys", *ACTS, "redrive"]
+    told = command_section("ring-proxy group")
+    assert "`ring-proxy group EXCHANGE keys`" in told
+    assert {cell for cell in first_cells(told) if cell.endswith(" KEY")} == {f"{act} KEY" for act in ACTS}
     of_settings = {f"--{name.replace('_', '-')}" for name in redrive.SETTINGS}
     flags = flags_of(parts.choices["redrive"]) - {"-h", "--help"}
     assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
