@@ -36,7 +36,7 @@ _FAILING = 1_000
 """The keys that are blocked: each has a message that the consumer returns at each try."""
 _DELAY = 5.0
 """Seconds between two tries of a message."""
-_PACED_ROUNDS, _PACED_SECONDS, _RATE = 7, 5.0, 1_000
+_PACED_ROUNDS, _PACED_SECONDS, _RATE = 9, 4.0, 1_000
 
 _IN_FLIGHT, _CLIENTS, _TIMES = 100_000, 4, 3
 _WITHIN = 60.0
