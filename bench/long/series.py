@@ -39,6 +39,8 @@ _DELAY = 5.0
 _PACED_ROUNDS, _PACED_SECONDS, _RATE = 9, 4.0, 1_000
 
 _IN_FLIGHT, _CLIENTS, _TIMES = 100_000, 4, 3
+_BALANCED = 10.0
+"""Seconds for the group to be balanced: a shard that moves would wait for the acks of clients that ack nothing yet."""
 _WITHIN = 60.0
 
 
@@ -190,6 +192,7 @@ def _held(sidecar: Sidecar) -> list[Held]:
         clients = [_Client(sidecar.amqp_url) for _ in range(_CLIENTS)]
         for client in clients:
             selector.register(client.sock, selectors.EVENT_READ, client)
+        time.sleep(_BALANCED)
         for turn in range(1, _TIMES + 1):
             before = memory(pid)
             publisher.publish(messages)
