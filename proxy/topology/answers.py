@@ -48,17 +48,29 @@ class Vhost(msgspec.Struct):
     """The state of each node; empty for an API without that field."""
 
 
+class BindingArguments(msgspec.Struct):
+    """The arguments of a ring's binding to a lane that name the shard behind the lane, and the queues of its groups."""
+
+    shard: Any = msgspec.field(name="x-ring-shard", default=None)
+    groups: Any = msgspec.field(name="x-ring-groups", default=None)
+
+
 class BindingItem(msgspec.Struct, gc=False):
     """An item of `GET /api/exchanges/{vhost}/{name}/bindings/source`."""
 
     destination: str
     destination_type: Literal["queue", "exchange"]
     routing_key: str
+    arguments: BindingArguments | list[Any] | None = None
+    """The arguments. RabbitMQ's JSON has an empty list for some empty tables."""
 
 
-class BindingItemWithArguments(BindingItem):
+class BindingItemWithArguments(msgspec.Struct, gc=False):
     """A binding with its arguments, of which ringproxy only asks whether there are any."""
 
+    destination: str
+    destination_type: Literal["queue", "exchange"]
+    routing_key: str
     arguments: Any = None
 
 

@@ -62,19 +62,54 @@ class Exchange:
     """The hash exchange whose consumer group sidecars balance by this exchange; empty for every other exchange."""
 
 
+MOST_GROUPS = 32
+"""The most groups of one exchange, the one without a name of its own included: each gets a copy of every message."""
+
+
+class Promise(NamedTuple):
+    """The arguments of a ring's binding to a lane: which shard the lane leads to, and the queues of the shard's groups.
+
+    The shard is placed on the ring by this name, so that no queue of a group decides where keys go. Every message of
+    the shard is promised to each of the queues.
+    """
+
+    shard: str
+    """The shard's name, that of a queue where there is only one group; empty if bindings to one lane contradict each
+    other."""
+    groups: tuple[tuple[str, str], ...] = ()
+    """The queue of each group, with the name by which clients consume the group before it, sorted."""
+
+    @property
+    def queues(self) -> frozenset[str]:
+        return frozenset(queue for _, queue in self.groups)
+
+    def as_arguments(self) -> dict[str, str | dict[str, str]]:
+        """Return the arguments of a binding that makes this promise."""
+        return {SHARD_ARGUMENT: self.shard, GROUPS_ARGUMENT: dict(self.groups)}
+
+
+SHARD_ARGUMENT = "x-ring-shard"
+"""The argument of a ring's binding to a lane that names the shard."""
+
+GROUPS_ARGUMENT = "x-ring-groups"
+"""The argument of a ring's binding to a lane that has the queue of each group, by the name that clients consume."""
+
+
 class Binding(NamedTuple):
-    """One binding of an exchange, without its arguments."""
+    """One binding of an exchange, without other arguments than those of a promise."""
 
     destination: Destination
     key: str
     """The binding key, as the answer has it."""
+    promise: Promise | None = None
+    """The promise that the binding's arguments make; None if they make none."""
 
 
 class Leads(Enum):
     """Where an exchange leads that a ring exchange is bound to."""
 
     TO_QUEUE = "to a queue"
-    """The exchange is a lane: a fanout exchange with one binding, to one queue."""
+    """The exchange is a lane: a fanout exchange with one binding, to one queue, or to the fan of the shard's groups."""
     NOWHERE = "nowhere"
     """The exchange is a lane without a binding, so the broker returns every mandatory publish to it."""
     ASIDE = "aside"
@@ -90,13 +125,30 @@ class Behind(NamedTuple):
 
     leads: Leads
     queue: str = ""
-    """The queue that a lane leads to; empty for every other exchange."""
+    """The shard that a lane leads to: its only queue, or the name that the ring's binding promises; empty for every
+    other exchange."""
     key: str = ""
     """The key of a lane's only binding; empty for every other exchange."""
     why: str = ""
     """Why a fanout exchange is not a lane, in words; empty for every other exchange."""
     internal: bool = False
     """Whether only other exchanges may publish to the exchange."""
+    fan: str = ""
+    """The fanout exchange behind a lane that gives each group's queue a copy; empty if there is none."""
+    promise: Promise | None = None
+    """The promise that the ring's binding to the exchange makes; None if it makes none."""
+    missing: tuple[str, ...] = ()
+    """The promised queues that a lane does not lead to, sorted: their groups lose messages, which nothing returns."""
+
+
+class Fan(NamedTuple):
+    """A reading of the exchange that a lane is bound to."""
+
+    name: str
+    exchange: Exchange | None
+    """The exchange; None if it does not exist."""
+    bindings: tuple[Binding, ...] = ()
+    """The bindings whose source is the exchange; empty, because not read, if it is not a fanout exchange."""
 
 
 NOTHING_BEHIND: Mapping[str, Behind] = MappingProxyType({})
@@ -177,12 +229,51 @@ def parse_bindings_with_arguments(body: Body) -> tuple[Binding, ...]:
     return _bindings([item for item in items if item.arguments])
 
 
-def _bindings(items: Sequence[answers.BindingItem]) -> tuple[Binding, ...]:
+def _bindings(items: Sequence[answers.BindingItem | answers.BindingItemWithArguments]) -> tuple[Binding, ...]:
     if len(items) > MAX_BINDINGS:
         raise TopologyError(
             f"bindings: the exchange has {len(items)}, and ringproxy takes {MAX_BINDINGS} at most; unbind some"
         )
-    return tuple(Binding(Destination(item.destination_type, item.destination), item.routing_key) for item in items)
+    return tuple(
+        Binding(Destination(item.destination_type, item.destination), item.routing_key, _promise(item.arguments))
+        for item in items
+    )
+
+
+def promise_of(shard: object, groups: object) -> Promise | None:
+    """Return the promise of a binding with these two arguments; None if they make none, or have another form."""
+    if not _is_name(shard) or not isinstance(groups, dict) or len(groups) > MOST_GROUPS:
+        return None
+    if not all(_is_name(name) and _is_name(queue) for name, queue in groups.items()):
+        return None
+    return Promise(str(shard), tuple(sorted(groups.items())))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value.encode(errors="replace")) <= 255
+
+
+def _promise(arguments: object) -> Promise | None:
+    if not isinstance(arguments, answers.BindingArguments) or arguments.shard is None:
+        return None
+    return promise_of(arguments.shard, arguments.groups if arguments.groups is not None else {})
+
+
+def promises_of(bindings: Iterable[Binding]) -> dict[str, Promise | None]:
+    """Return the promise about each exchange among the destinations of a ring's bindings; None if there is none.
+
+    Bindings to one lane that promise the same shard promise all their groups together.
+    """
+    found: dict[str, Promise | None] = {}
+    for destination, _, promise in bindings:
+        if destination.kind != "exchange":
+            continue
+        before = found.get(destination.name)
+        if promise is not None and before is not None:
+            shard = promise.shard if promise.shard == before.shard else ""
+            promise = Promise(shard, tuple(sorted({*promise.groups, *before.groups})))
+        found[destination.name] = promise or before
+    return found
 
 
 def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, Behind] = NOTHING_BEHIND) -> Bindings:
@@ -199,7 +290,7 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     ignored: list[IgnoredBinding] = []
     duplicates: dict[Destination, None] = {}
     seen: set[Destination] = set()
-    for bound, key in bindings:
+    for bound, key, _ in bindings:
         found = behind.get(bound.name) if bound.kind == "exchange" else None
         destination = Destination("queue", found.queue) if found is not None and found.queue else bound
         if destination in seen and not (exchange_type == MODULUS_HASH and bound in times):
@@ -222,28 +313,57 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     return Bindings(weights, tuple(ignored), tuple(duplicates), lanes)
 
 
-def behind_of(exchange: Exchange | None, bindings: Sequence[Binding], alternate_policies: Collection[str]) -> Behind:
+def behind_of(
+    exchange: Exchange | None,
+    bindings: Sequence[Binding],
+    alternate_policies: Collection[str],
+    promise: Promise | None = None,
+    fan: Fan | None = None,
+) -> Behind:
     """Return where an exchange behind a ring leads, as one reading shows it; `exchange` is None if it does not exist.
 
     `bindings` are those whose source is the exchange. `alternate_policies` are the names of the policies that give
-    exchanges an alternate exchange. A fanout exchange is a lane only if a publish that it cannot deliver comes back:
-    an alternate exchange would take that publish, and the broker would confirm it. An auto-delete exchange ends with
-    its binding, and a publish to it then closes the channel instead of coming back.
+    exchanges an alternate exchange. `promise` is what the ring's binding says of the exchange, and `fan` the exchange
+    that it is bound to, if it is bound to one. A fanout exchange is a lane only if a publish that it cannot deliver
+    comes back: an alternate exchange would take that publish, and the broker would confirm it. An auto-delete exchange
+    ends with its binding, and a publish to it then closes the channel instead of coming back.
+
+    A lane leads to one queue, or to one fan. While groups are added it leads to both: RabbitMQ gives a queue one copy
+    of a message by however many ways, so that the queue makes no difference as long as the fan leads to it, too.
     """
     if exchange is None:
-        return Behind(Leads.ABSENT)
+        return Behind(Leads.ABSENT, promise=promise)
     if exchange.type != FANOUT:
-        return Behind(Leads.ELSEWHERE, internal=exchange.internal)
-    why = _no_lane(exchange, bindings, alternate_policies)
+        return Behind(Leads.ELSEWHERE, internal=exchange.internal, promise=promise)
+    if fan is not None and fan.exchange is None:
+        # Its bindings have gone with it, and the reading of the lane is older than that.
+        bindings = [binding for binding in bindings if binding.destination != Destination("exchange", fan.name)]
+        fan = None
+    why = _no_lane(exchange, alternate_policies) or _no_way(bindings, promise, fan, alternate_policies)
     if why or exchange.internal:
-        return Behind(Leads.ASIDE, why=why or "it is internal", internal=exchange.internal)
-    if not bindings:
-        return Behind(Leads.NOWHERE)
-    return Behind(Leads.TO_QUEUE, bindings[0].destination.name, bindings[0].key)
+        return Behind(Leads.ASIDE, why=why or "it is internal", internal=exchange.internal, promise=promise)
+    reached = {
+        binding.destination.name
+        for binding in (*bindings, *(fan.bindings if fan is not None else ()))
+        if binding.destination.kind == "queue"
+    }
+    if not reached:
+        return Behind(Leads.NOWHERE, promise=promise)
+    direct = [binding.destination.name for binding in bindings if binding.destination.kind == "queue"]
+    return Behind(
+        Leads.TO_QUEUE,
+        promise.shard if promise is not None else direct[0],
+        bindings[0].key,
+        fan=fan.name if fan is not None else "",
+        promise=promise,
+        missing=tuple(sorted(promise.queues - reached)) if promise is not None else (),
+    )
 
 
-def _no_lane(exchange: Exchange, bindings: Sequence[Binding], alternate_policies: Collection[str]) -> str:
-    """Return in words why a fanout exchange that is not internal is no lane; empty if it is one."""
+def _no_lane(exchange: Exchange, alternate_policies: Collection[str]) -> str:
+    """Return in words why a fanout exchange is neither a lane nor a fan, whatever it is bound to; empty if it may be
+    one.
+    """
     if exchange.balances:
         return f"only sidecars publish to it, to balance the group of {exchange.balances!r}"
     if exchange.has_alternate:
@@ -252,10 +372,32 @@ def _no_lane(exchange: Exchange, bindings: Sequence[Binding], alternate_policies
         return f"policy {exchange.policy!r} gives it an alternate exchange"
     if exchange.auto_delete:
         return "it is an auto-delete exchange"
-    if len(bindings) > 1:
+    return ""
+
+
+def _no_way(
+    bindings: Sequence[Binding], promise: Promise | None, fan: Fan | None, alternate_policies: Collection[str]
+) -> str:
+    """Return in words why the bindings of a fanout exchange do not make it a lane; empty if they do."""
+    if promise is not None and not promise.shard:
+        return f"the bindings to it name different shards in {SHARD_ARGUMENT}"
+    direct = {binding.destination.name for binding in bindings if binding.destination.kind == "queue"}
+    exchanges = [binding.destination for binding in bindings if binding.destination.kind == "exchange"]
+    if fan is None or fan.exchange is None or len(set(exchanges)) > 1:
+        if len(bindings) > 1:
+            return f"it has {len(bindings)} bindings"
+        return f"it is bound to {exchanges[0]}" if exchanges else ""
+    bound_to = f"it is bound to exchange {fan.name!r}"
+    if fan.exchange.type != FANOUT:
+        return bound_to
+    if why := _no_lane(fan.exchange, alternate_policies):
+        return f"{bound_to}, of which is true: {why}"
+    if further := [each.destination for each in fan.bindings if each.destination.kind == "exchange"]:
+        return f"{bound_to}, and that to {further[0]}"
+    if direct - {each.destination.name for each in fan.bindings}:
         return f"it has {len(bindings)} bindings"
-    if any(binding.destination.kind == "exchange" for binding in bindings):
-        return f"it is bound to {bindings[0].destination}"
+    if promise is None and len(direct) != 1:
+        return f"{bound_to}, and the binding to it has no argument {SHARD_ARGUMENT}"
     return ""
 
 

@@ -69,6 +69,7 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
     if before is None or _way(before) != _way(after):
         _log_passed(name, after)
     _log_lanes(name, before.lanes if before else {}, after)
+    _log_incomplete(name, before.incomplete if before else {}, after)
     ignored_before = set(before.bindings.ignored) if before else set()
     for binding in after.bindings.ignored:
         if binding not in ignored_before:
@@ -104,6 +105,19 @@ def _log_lanes(name: Name, before: Mapping[Destination, str], after: Entry) -> N
         log.info("%s: publishes go through lanes: %s", title(name), some(lanes))
     if direct := [queue for queue in before if queue in after.bindings.weights and queue not in after.lanes]:
         log.info("%s: publishes go through no lane any more to %s", title(name), some(direct))
+
+
+def _log_incomplete(name: Name, before: Mapping[str, tuple[str, ...]], after: Entry) -> None:
+    """Log the shards whose lanes newly do not lead to each promised queue of a group."""
+    for shard, queues in after.incomplete.items():
+        if before.get(shard) != queues:
+            log.error(
+                "%s: shard %r: its lane does not lead to %s, so a group loses every message of the shard;"
+                " run ring-proxy topology apply",
+                title(name),
+                shard,
+                some([f"queue {queue!r}" for queue in queues]),
+            )
 
 
 def log_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
@@ -160,7 +174,7 @@ def _log_passed(name: Name, entry: Entry) -> None:
         case PassReason.NOT_A_LANE:
             log.warning(
                 "%s: publishes are passed to the exchange itself, because these fanout exchanges that it is bound to"
-                " are no lanes: %s; a lane has one binding, to one queue, and no alternate exchange",
+                " are no lanes: %s; a lane has one binding, to one queue or to a fan, and no alternate exchange",
                 title(name),
                 some([f"{lane!r} ({why})" for lane, why in entry.not_lanes.items()]),
             )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Mode, Selection
-from proxy.topology.bindings import RING_TYPES, Behind, Bindings, Exchange, Leads
+from proxy.topology.bindings import RING_TYPES, Behind, Bindings, Exchange, Leads, Promise, promise_of
 from proxy.topology.changes import changed, dead_letters_refused, lost
 from proxy.topology.management import Management
 from proxy.topology.matching import UPSTREAM_TYPES, Upstream
@@ -158,7 +158,10 @@ class EntryBuilder:
             read_at=read_at,
             queues=saved.queues,
             lanes=saved.lanes,
-            behind={lane: Behind(Leads.TO_QUEUE, queue.name) for queue, lane in saved.lanes.items()},
+            behind={
+                lane: Behind(Leads.TO_QUEUE, queue.name, promise=_promised(queue.name, saved.groups.get(lane)))
+                for queue, lane in saved.lanes.items()
+            },
             internal=saved.internal,
             restored=True,
         )
@@ -244,6 +247,11 @@ def _bound_aside(weights: Weights, behind: Mapping[str, Behind]) -> PassReason |
     if any(each.internal for each in found):
         return PassReason.INTERNAL_DESTINATION
     return PassReason.NOT_A_LANE if any(each.leads is Leads.ASIDE for each in found) else None
+
+
+def _promised(shard: str, groups: Mapping[str, str] | None) -> Promise | None:
+    """Return the promise about a lane that was kept on disk; None if none was."""
+    return promise_of(shard, dict(groups)) if groups is not None else None
 
 
 def _same(known: KnownRing, weights: Weights, hashed: HashedValue, exchange_type: str) -> bool:

@@ -204,7 +204,7 @@ class Management:
         """Return the bindings whose source is this exchange. For an unknown exchange RabbitMQ sends an
         empty list, too.
         """
-        columns = ["destination", "destination_type", "routing_key"]
+        columns = ["destination", "destination_type", "routing_key", "arguments"]
         return await self._required(["exchanges", vhost, name, "bindings", "source"], columns, parse_bindings)
 
     async def bindings_with_arguments(self, vhost: str, name: str) -> tuple[Binding, ...]:

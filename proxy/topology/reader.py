@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Selection
-from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, weigh
+from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, promises_of, weigh
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.entry_builder import EntryBuilder
@@ -264,7 +264,8 @@ class Reader:
         )
         if upstream is None and self._selection.has_ring(*name):
             bound_to = {*(binding.destination for binding in corrected), *state.in_force.weights}
-            read_behind = await self._lanes.read(name[0], bound_to, before, confirmed_removals, started)
+            promises = promises_of(corrected)
+            read_behind = await self._lanes.read(name[0], bound_to, promises, before, confirmed_removals, started)
         bindings, in_force = Bindings(), WeightsInForce[Destination]()
         if upstream is None and (exchange is None or exchange.type in RING_TYPES):
             bindings, in_force = self._in_force(
@@ -356,7 +357,9 @@ class Reader:
             if queue is None:
                 self.overlays.of(name).withdraw_additions([destination])
             else:
-                self.overlays.of((name[0], destination.name)).withdraw_additions([queue])
+                found = entry.behind.get(destination.name) if entry is not None else None
+                fan = [Destination("exchange", found.fan)] if found is not None and found.fan else []
+                self.overlays.of((name[0], destination.name)).withdraw_additions([queue, *fan])
 
     def _removed(
         self,

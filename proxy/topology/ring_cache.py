@@ -25,7 +25,7 @@ import msgspec
 
 from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode
-from proxy.topology.bindings import RING_TYPES
+from proxy.topology.bindings import MOST_GROUPS, RING_TYPES
 from proxy.topology.table import Entry, Name, PassReason
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashed import HashedValue
@@ -94,6 +94,8 @@ class Saved:
     """The reason to pass that an exchange among the destinations gives; None if none does."""
     at: float = 0.0
     """When the exchange was read, in seconds since 1970."""
+    groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By lane, the queue of each group of the shard behind it; without the lanes of which nothing is promised."""
 
     @classmethod
     def of(cls, name: Name, entry: Entry, cluster: Cluster, at: float) -> "Saved | None":
@@ -112,7 +114,14 @@ class Saved:
             entry.lanes if known is not None else {},
             entry.passed if entry.passed in _ASIDE else None,
             at,
+            _groups(entry) if known is not None else {},
         )
+
+
+def _groups(entry: Entry) -> dict[str, Mapping[str, str]]:
+    """Return by lane what is promised of it."""
+    promises = {lane: entry.behind[lane].promise for lane in entry.lanes.values() if lane in entry.behind}
+    return {lane: dict(promise.groups) for lane, promise in promises.items() if promise is not None}
 
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -143,6 +152,8 @@ class _File(msgspec.Struct):
     fingerprint: str
     version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
     ring_format: Annotated[int, msgspec.Meta(ge=RING_FORMAT, le=RING_FORMAT)]
+    groups: dict[Text, Annotated[dict[Text, Text], msgspec.Meta(max_length=MOST_GROUPS)]] = {}
+    """By lane, the queue of each group; a file of a release without groups has none."""
 
 
 _FILE = msgspec.json.Decoder(_File)
@@ -163,6 +174,7 @@ def encode_saved(saved: Saved) -> bytes:
             weights=[(d.kind, d.name, weight) for d, weight in saved.weights.items()],
             queues=dict(saved.queues),
             lanes={queue.name: lane for queue, lane in saved.lanes.items()},
+            groups={lane: dict(groups) for lane, groups in saved.groups.items()},
             bound_aside=saved.bound_aside,
             at=saved.at,
             fingerprint=fingerprint(saved.weights, saved.exchange_type, str(saved.hashed)),
@@ -186,6 +198,8 @@ def decode_saved(content: bytes) -> Saved:
         raise ValueError("weights: a destination is there twice, or an exchange of that type has none")
     if not {Destination("queue", name) for name in file.queues} | lanes.keys() <= weights.keys():
         raise ValueError("queues, lanes: not those of the weights")
+    if not file.groups.keys() <= set(lanes.values()):
+        raise ValueError("groups: not of the lanes")
     if file.bound_aside is not None and file.bound_aside not in _ASIDE:
         raise ValueError("bound_aside: not a reason that an exchange behind a ring gives")
     # A name of AMQP has up to 255 bytes, and the file's limits count characters.
@@ -205,6 +219,7 @@ def decode_saved(content: bytes) -> Saved:
         lanes,
         file.bound_aside,
         file.at,
+        file.groups,
     )
     if file.fingerprint != fingerprint(weights, file.type, str(saved.hashed)):
         raise ValueError("fingerprint: not that of its weights")

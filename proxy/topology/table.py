@@ -149,6 +149,23 @@ class Entry:
         """The fanout exchanges that the exchange is bound to and that are not lanes, with the reasons, sorted."""
         return {name: found.why for name, found in sorted(self.behind.items()) if found.leads is Leads.ASIDE}
 
+    @property
+    def incomplete(self) -> dict[str, tuple[str, ...]]:
+        """The promised queues that get no copies, by the shard whose lane should lead to them."""
+        lost = ((shard.name, self.behind.get(lane)) for shard, lane in self.lanes.items())
+        return {shard: found.missing for shard, found in sorted(lost) if found is not None and found.missing}
+
+    def queues_of(self, group: str) -> list[str]:
+        """Return the queues of a group by the name that clients consume, sorted; empty if no lane promises it any."""
+        promises = (found.promise for lane in self.lanes.values() if (found := self.behind.get(lane)) is not None)
+        return sorted(queue for each in promises if each is not None for name, queue in each.groups if name == group)
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """The groups that lanes promise copies to, by the names that clients consume."""
+        promises = (found.promise for lane in self.lanes.values() if (found := self.behind.get(lane)) is not None)
+        return frozenset(name for each in promises if each is not None for name, _ in each.groups)
+
     def placed(self, destination: Destination) -> Destination:
         """Return the destination as the ring has it: for a lane the queue behind it."""
         found = self.behind.get(destination.name) if destination.kind == "exchange" else None

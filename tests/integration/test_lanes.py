@@ -638,7 +638,7 @@ FAULTS: dict[str, Callable[[VirtualHost], None]] = {
     "it has 2 bindings": with_a_second_queue,
     "its arguments name an alternate exchange": lambda v: another(v, arguments={"alternate-exchange": "amq.fanout"}),
     "it is an auto-delete exchange": lambda v: another(v, auto_delete=True),
-    "it is bound to exchange 'amq.fanout'": with_an_exchange,
+    "it is bound to exchange 'amq.fanout', and the binding to it has no argument x-ring-shard": with_an_exchange,
 }
 
 

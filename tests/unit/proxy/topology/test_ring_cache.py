@@ -33,6 +33,7 @@ SAVED = Saved(
     {A: "lane"},
     PassReason.NOT_A_LANE,
     1_700_000_000.5,
+    {"lane": {"orders": "a", "orders/audit": "audit.a"}},
 )
 GOOD: dict[str, Any] = json.loads(encode_saved(SAVED))
 
@@ -136,7 +137,12 @@ def test_a_file_with_a_wrong_value_is_not_believed(what: str, changes: dict[str,
         decode_saved(json.dumps(GOOD | changes).encode())
 
 
-@pytest.mark.parametrize("key", sorted(GOOD))
+def test_a_file_of_a_release_without_groups_is_believed() -> None:
+    older = {key: value for key, value in GOOD.items() if key != "groups"}
+    assert decode_saved(json.dumps(older).encode()).groups == {}
+
+
+@pytest.mark.parametrize("key", sorted(GOOD.keys() - {"groups"}))
 def test_a_file_without_a_value_is_not_believed(key: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_saved(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
