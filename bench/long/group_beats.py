@@ -37,7 +37,7 @@ class Sender:
         url = URL(amqp_url).update_query(heartbeat=0)
         self.line = Line("/", lambda: aio_pika.connect(url))
         self.queue, self.connected = "", asyncio.Event()
-        self.room = Room(self.line, "bench.beats", self._heard, self._connected)
+        self.room = Room(self.line, "bench.beats", "bench.beats.group", self._heard, self._connected)
         self._peers = Peers(self.name)
         links = {f"bench.fleet400.{each}": LinkBeat(LinkState.OPEN, 1.7e9, 0, True, "") for each in range(LINKS)}
         member = MemberBeat(f"{number:032x}", f"127.0.0.1:50000 member-{number}", 1.7e9, prefetch=20, links=links)
@@ -76,11 +76,12 @@ async def _run(amqp_url: str, count: int, seconds: float) -> None:
     heard = await _beats(senders, every, seconds)
     print("end", heard, time.process_time() - began, flush=True)
     line = senders[0].line
-    await line.is_there(senders[-1].queue)
+    asked = senders[0].room.asked
+    await line.is_there(asked, senders[-1].queue)
     print("begin", flush=True)
     began = time.process_time()
     for number in range(QUESTIONS):
-        await line.is_there(senders[number % count].queue)
+        await line.is_there(asked, senders[number % count].queue)
     print("end", QUESTIONS, time.process_time() - began, flush=True)
     for each in senders:
         await each.room.aclose(b"")

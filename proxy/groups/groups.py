@@ -14,13 +14,14 @@ from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import keys_report, report
 from proxy.groups.running import Parts, RunningGroup, counted
-from proxy.groups.shards import Exactness, mixed, partly_in_series, read, shards_of, unreadable
+from proxy.groups.shards import Exactness, mixed, partly_in_series, queues_of, read, unreadable
 from proxy.groups.timing import TIMEOUT_ABOVE
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
-from proxy.topology.bindings import RING_TYPES, TopologyError
+from proxy.topology.bindings import GROUP_NAME, RING_TYPES, TopologyError
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.management import Management, ManagementError
+from proxy.topology.names import some
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Entry, Name, Router
 
@@ -77,16 +78,51 @@ class Groups:
         return self._parts.ack_timeout and self._parts.ack_timeout + TIMEOUT_ABOVE
 
     def match(self, vhost: str, exchange: str) -> bool:
-        """Return whether the setting `groups` names an exchange, so that clients may consume from its name."""
-        return self._patterns.match(vhost, exchange)
+        """Return whether the setting `groups` names an exchange, so that clients may consume from its name.
+
+        The name may also be that of one of the exchange's groups, such as `orders/audit`.
+        """
+        return self._patterns.match(vhost, exchange) or bool(self._before_slash((vhost, exchange)))
+
+    def _before_slash(self, name: Name) -> str:
+        """Return the part of a name before its last slash, if the setting `groups` names that; empty otherwise."""
+        exchange, _, group = name[1].rpartition("/")
+        is_group = exchange and GROUP_NAME.fullmatch(group) and self._patterns.match(name[0], exchange)
+        return exchange if is_group else ""
 
     async def shards(self, name: Name) -> list[str] | None:
-        """Return the shards of the ring of an exchange; None if it is no hash exchange.
+        """Return the queues of the group of this name; None if it is no group of a hash exchange.
 
-        Raises Absent or NotReadable where the management API does not tell, and has not told before.
+        Raises Absent or NotReadable where the management API does not tell, and has not told before. NotReadable is
+        also raised for a group that a hash exchange with other groups does not have.
         """
-        entry = await self._entry(name)
-        return shards_of(entry) if entry.exchange_type in RING_TYPES else None
+        exchange, entry = await self._found(name)
+        if entry.exchange_type not in RING_TYPES:
+            return None
+        queues = queues_of(entry, name[1], exchange)
+        if not queues and exchange != name[1]:
+            if entry.groups:
+                raise NotReadable(no_group(name[1], exchange, entry))
+            return None
+        return queues
+
+    async def _found(self, name: Name) -> tuple[str, Entry]:
+        """Return the exchange whose group has this name, and what is known of it. Raises Absent or NotReadable.
+
+        Where there is an exchange of the part before the last slash, and it has no groups but its own, an exchange of
+        the whole name comes first, if the setting `groups` names that too.
+        """
+        exchange, is_named = self._before_slash(name), self._patterns.match(*name)
+        if exchange:
+            try:
+                entry = await self._entry((name[0], exchange))
+            except Absent:
+                if not is_named:
+                    raise
+            else:
+                if not is_named or name[1] in entry.groups:
+                    return exchange, entry
+        return name[1], await self._entry(name)
 
     async def _entry(self, name: Name) -> Entry:
         """Return what is known of an exchange, which is read unless it is known to be a hash exchange.
@@ -123,12 +159,12 @@ class Groups:
         """
         if (task := self._joining.pop(member.id, None)) is not None:
             task.cancel()
-        if (group := self._groups.get((member.vhost, member.exchange))) is not None:
+        if (group := self._groups.get((member.vhost, member.group))) is not None:
             group.remove(member)
 
     def link_changed(self, member: Member) -> None:
         """Note that a link of a member has changed its state."""
-        if (group := self._groups.get((member.vhost, member.exchange))) is not None:
+        if (group := self._groups.get((member.vhost, member.group))) is not None:
             group.link_changed(member)
 
     def link_refused(self, member: Member, shard: str, code: int, text: str) -> None:
@@ -137,7 +173,7 @@ class Groups:
         `code` is 0 where the broker has cancelled the consumer. The link is opened again after a pause; where the queue
         does not exist, only once a reading of the bindings shows it. A queue whose node is down is no such queue.
         """
-        if (group := self._groups.get((member.vhost, member.exchange))) is not None:
+        if (group := self._groups.get((member.vhost, member.group))) is not None:
             why = f"{code} {text}" if code else text
             group.link_refused(member, shard, why, is_missing=code == NOT_FOUND and "no queue" in text)
 
@@ -208,10 +244,10 @@ class Groups:
 
     async def _join(self, member: Member, actions: Actions) -> None:
         """Look the exchange up, and let the member start or refuse it."""
-        name = (member.vhost, member.exchange)
+        name = (member.vhost, member.group)
         where = f"exchange {name[1]!r} in vhost {name[0]!r}"
         try:
-            entry = await self._entry(name)
+            member.exchange, entry = await self._found(name)
         except Absent:
             actions.refuse(
                 member, NOT_FOUND, f"no queue {name[1]!r} in vhost {name[0]!r}, and no exchange of that name"
@@ -224,7 +260,10 @@ class Groups:
             why = f"its type is {entry.exchange_type!r}, and only hash exchanges have groups"
             actions.refuse(member, PRECONDITION_FAILED, f"{where} has no group: {why}")
             return
-        seen = await self._exactness(name, entry) if self._requires_exact else None
+        if member.exchange != name[1] and name[1] not in entry.groups:
+            actions.refuse(member, NOT_FOUND, no_group(name[1], member.exchange, entry))
+            return
+        seen = await self._exactness(name, member.exchange, entry) if self._requires_exact else None
         if seen is not None and (reasons := self._reasons(seen, member)):
             why = "; ".join(reasons)
             # Where the management API does not tell, a later try may succeed.
@@ -238,7 +277,9 @@ class Groups:
         if group is None:
             redelivered = self._redelivered.setdefault(name, {})
             attempts = self._attempts.setdefault(name, Attempts())
-            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end, redelivered, attempts)
+            group = self._groups[name] = RunningGroup(
+                name, member.exchange, self._parts, seen, self._end, redelivered, attempts
+            )
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
@@ -246,7 +287,7 @@ class Groups:
 
         Where the members have different prefetches already, another one with one of these changes nothing.
         """
-        group = self._groups.get((member.vhost, member.exchange))
+        group = self._groups.get((member.vhost, member.group))
         present = group.state.prefetches if group is not None else set()
         in_series = group.state.in_series if group is not None else set()
         own = member.held_at_most
@@ -256,14 +297,14 @@ class Groups:
             *(partly_in_series({*in_series, member.in_series}) if member.in_series not in in_series else ()),
         )
 
-    async def _exactness(self, name: Name, entry: Entry) -> Exactness:
+    async def _exactness(self, name: Name, exchange: str, entry: Entry) -> Exactness:
         """Return what a new member must know of the shards, by a reading that is made now if there is none."""
         group = self._groups.get(name)
         if group is not None and group.readings.exactness.shards:
             return group.readings.exactness
         try:
             async with asyncio.timeout(self._lookup_timeout):
-                return await read(self._parts.api, name[0], shards_of(entry), {})
+                return await read(self._parts.api, name[0], queues_of(entry, name[1], exchange), {})
         except (ManagementError, TopologyError) as error:
             return unreadable(error)
         except TimeoutError:
@@ -289,3 +330,10 @@ class Groups:
     def _counted_as(self, name: Name) -> Name:
         """Return under which name a group's totals are counted: clients can make any number of exchanges."""
         return name if name in self._totals or len(self._totals) < MOST_NAMES else ("", "")
+
+
+def no_group(group: str, exchange: str, entry: Entry) -> str:
+    """Return why nobody can consume a group that an exchange does not have, and what to do about it."""
+    own = group.removeprefix(f"{exchange}/")
+    told = some([repr(each) for each in sorted(entry.groups)], 3) if entry.groups else repr(exchange)
+    return f"exchange {exchange!r} has no group {own!r}, only {told}: add it to groups in the topology file, and apply"

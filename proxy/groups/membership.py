@@ -27,7 +27,7 @@ from aiormq.exceptions import PublishError
 from proxy.groups.beats import MAX_BYTES
 from proxy.groups.operators import Sent
 from proxy.groups.timing import ANSWERED_WITHIN
-from proxy.topology.bindings import ASKED_SUFFIX, GROUP_SUFFIX, ORDERS_SUFFIX
+from proxy.topology.bindings import ASKED_SUFFIX, ORDERS_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +61,19 @@ class Room:
     def __init__(
         self,
         line: "Line",
+        group: str,
         exchange: str,
         heard: Callable[[bytes], bool],
         changed: Callable[[str], None],
         ordered: Callable[[Sent], None] | None = None,
     ) -> None:
-        """`heard` gets each message, and returns whether it is a beat of this sidecar, so that the channel works.
+        """`group` is the group's name, and `exchange` that of the exchange by which it is balanced.
 
-        `ordered` gets each message to the exchange of operators' orders, which is there only if it is not None.
+        `heard` gets each message, and returns whether it is a beat of this sidecar, so that the channel works.
         `changed` gets the name of the exclusive queue by which beats come, whenever it is another one; empty for none.
+        `ordered` gets each message to the exchange of operators' orders, which is there only if it is not None.
         """
-        self.line, self._exchange, self._name = line, exchange, f"{exchange}{GROUP_SUFFIX}"
+        self.line, self._group, self._name = line, group, exchange
         self._heard, self._ordered, self._changed = heard, ordered, changed
         self._orders = f"{exchange}{ORDERS_SUFFIX}"
         self.fault = "not connected yet"
@@ -82,6 +84,11 @@ class Room:
         """When the first beat was sent since the last one came back, in monotonic seconds; 0 where all came back."""
         self._is_closing = False
         self._task = asyncio.create_task(self._run())
+
+    @property
+    def asked(self) -> str:
+        """The name of the exchange by which sidecars ask for each other's queues."""
+        return f"{self._name}{ASKED_SUFFIX}"
 
     def send(self, body: bytes) -> None:
         """Send a beat as soon as the broker takes it; a beat that waits is replaced, since only the last counts."""
@@ -131,9 +138,7 @@ class Room:
 
     async def _be_asked_for(self, channel: AbstractChannel, queue: str) -> None:
         """Have the broker answer others whether this sidecar's queue is there."""
-        asked = await channel.declare_exchange(
-            f"{self._exchange}{ASKED_SUFFIX}", aio_pika.ExchangeType.DIRECT, durable=True
-        )
+        asked = await channel.declare_exchange(self.asked, aio_pika.ExchangeType.DIRECT, durable=True)
         own = await channel.get_queue(queue, ensure=False)
         await own.bind(asked, queue)
         if self._ordered is not None:
@@ -178,11 +183,9 @@ class Room:
     def _tell(self, fault: str, queue: str = "") -> None:
         before, self.fault = self.fault, fault
         if fault and fault != before:
-            log.warning(
-                "group %r, virtual host %r: members are not balanced: %s", self._exchange, self.line.vhost, fault
-            )
+            log.warning("group %r, virtual host %r: members are not balanced: %s", self._group, self.line.vhost, fault)
         elif not fault:
-            log.info("group %r, virtual host %r: beats are sent and received", self._exchange, self.line.vhost)
+            log.info("group %r, virtual host %r: beats are sent and received", self._group, self.line.vhost)
         self._changed(queue)
 
 
@@ -199,16 +202,19 @@ class Line:
         self.rooms = 0
         """How many groups of the virtual host there are."""
 
-    async def is_there(self, queue: str) -> bool | None:
-        """Return whether a sidecar's queue is there, by its name; None where the broker does not tell."""
+    async def is_there(self, asked: str, queue: str) -> bool | None:
+        """Return whether a sidecar's queue is there, by its name; None where the broker does not tell.
+
+        `asked` is the exchange by which the sidecars of its group ask for each other's queues.
+        """
         try:
             async with asyncio.timeout(ANSWERED_WITHIN):
                 async with self._opening:
                     if self._questions is None or self._questions.is_closed:
                         self._questions = await self.beats.channel(is_confirmed=True)
                     channel = self._questions
-                asked = await channel.get_exchange(f"{queue.rpartition(GROUP_SUFFIX)[0]}{ASKED_SUFFIX}", ensure=False)
-                await asked.publish(aio_pika.Message(b""), queue, mandatory=True)
+                exchange = await channel.get_exchange(asked, ensure=False)
+                await exchange.publish(aio_pika.Message(b""), queue, mandatory=True)
         except PublishError:
             return False
         except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
@@ -308,15 +314,19 @@ class Membership:
     def enter(
         self,
         vhost: str,
+        group: str,
         exchange: str,
         heard: Callable[[bytes], bool],
         changed: Callable[[str], None],
         ordered: Callable[[Sent], None] | None = None,
     ) -> Room:
-        """Return the room of a group, which is opened in its own time and closed by `leave`."""
+        """Return the room of a group, which is opened in its own time and closed by `leave`.
+
+        The group is balanced by the exchange of this name.
+        """
         line = self._lines.setdefault(vhost, Line(vhost, self._connect(vhost)))
         line.rooms += 1
-        return Room(line, exchange, heard, changed, ordered)
+        return Room(line, group, exchange, heard, changed, ordered)
 
     async def leave(self, room: Room, last: bytes) -> None:
         """Send one last beat to a group, and close its room, and with the last room the connection."""

@@ -186,13 +186,17 @@ class Member:
     """One consumer that a client has started on a group's name, until all its links have ended."""
 
     __slots__ = (
-        "attempts", "channel", "client", "exchange", "id", "in_series", "leaving", "links", "no_ack", "pauses",
-        "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
+        "attempts", "channel", "client", "exchange", "group", "id", "in_series", "leaving", "links", "no_ack",
+        "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
         """The client's consumer `tag` on its channel `channel`; `member_id` is the member's own in all sidecars."""
         self.id, self.vhost, self.exchange, self.channel, self.tag = member_id, vhost, exchange, channel, tag
+        self.group = exchange
+        """The name that the client consumes: the exchange's, or that of one of its groups, such as `orders/audit`.
+
+        Until the member joins, `exchange` has the same name."""
         self.links: dict[str, Link] = {}
         """The links that are there, by shard."""
         self.pauses: dict[str, Pause] = {}

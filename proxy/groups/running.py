@@ -23,8 +23,9 @@ from proxy.groups.operators import Answer, OrderError, Sent
 from proxy.groups.operators import decode as decode_order
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.shards import Exactness, Readings, shards_of
+from proxy.groups.shards import Exactness, Readings, queues_of
 from proxy.groups.timing import ACKS_EVERY
+from proxy.topology.bindings import GROUP_SUFFIX
 from proxy.topology.management import Management
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Router
@@ -61,19 +62,23 @@ class RunningGroup:
     def __init__(
         self,
         name: Name,
+        exchange: str,
         parts: Parts,
         seen: Exactness | None,
         over: Callable[["RunningGroup"], None],
         redelivered: dict[str, Redelivered],
         attempts: Attempts,
     ) -> None:
-        """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
+        """Begin. `name` has the name that clients consume, and `exchange` is the exchange whose group that is.
+
+        `seen` is a reading of the group's shards that was just made, if there is one.
 
         `redelivered` has the redeliveries by shard to members of this sidecar, those that are gone included, and
         `attempts` what is known of tries by such members. `over` is called with the group, perhaps more than once,
         when this sidecar has no member of it any more.
         """
         self.name, self._parts, self._over = name, parts, over
+        self._ring = (name[0], exchange)
         self._title = f"group {name[1]!r}, virtual host {name[0]!r}"
         self.state = Group(parts.sidecar, parts.host, time.monotonic(), attempts)
         self.readings = Readings(self._title, name[0], parts.api, self.state, seen)
@@ -97,7 +102,8 @@ class RunningGroup:
         self._told_of_bad = False
         self._next_acks = 0.0
         ordered = self._ordered if parts.operators else None
-        self.room = parts.membership.enter(*name, self._heard, self._connected, ordered)
+        balanced_by = balancing(exchange, name[1])
+        self.room = parts.membership.enter(*name, balanced_by, self._heard, self._connected, ordered)
         parts.router.on_change.append(self._wake.set)
         self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self.readings.run)]
 
@@ -245,13 +251,15 @@ class RunningGroup:
 
     def _follow(self, now: float) -> None:
         """Set the group's shards to the queues of the ring. While the exchange is not known, the former shards stay."""
-        entry = self._parts.router.entries.get(self.name)
+        entry = self._parts.router.entries.get(self._ring)
         if entry is None:
-            self._parts.scheduler.want(self.name)
+            self._parts.scheduler.want(self._ring)
             return
         # The router forgets exchanges that nobody uses.
-        self._parts.router.used_at[self.name] = now
-        self.state.follow(shards_of(entry), entry.read_at, now)
+        self._parts.router.used_at[self._ring] = now
+        shards = queues_of(entry, self.name[1], self._ring[1])
+        self.readings.missing = frozenset(q for lost in entry.incomplete.values() for q in lost).intersection(shards)
+        self.state.follow(shards, entry.read_at, now)
 
     def _do(self, step: Step, now: float) -> None:
         member, actions = self.state.local.get(step.member), self._actions.get(step.member)
@@ -283,7 +291,7 @@ class RunningGroup:
         task.add_done_callback(self._asking.discard)
 
     async def _is_there(self, question: Question) -> None:
-        is_there = await self.room.line.is_there(question.queue)
+        is_there = await self.room.line.is_there(self.room.asked, question.queue)
         self.state.answered(question, is_there, time.monotonic())
         self._wake.set()
 
@@ -370,6 +378,12 @@ class RunningGroup:
             if times := counted.news(now):
                 why = "as consumers return it or end with it"
                 log.warning("%s: a message of shard %r has come again %d times, %s", self._title, shard, times, why)
+
+
+def balancing(exchange: str, group: str) -> str:
+    """Return the name of the exchange by which sidecars balance a group of an exchange."""
+    own = group.removeprefix(f"{exchange}/") if group != exchange else ""
+    return f"{exchange}{GROUP_SUFFIX}{'.' if own else ''}{own}"
 
 
 def counted(group: RunningGroup) -> Counter[str]:

@@ -236,6 +236,14 @@ def partly_in_series(in_series: Collection[bool]) -> tuple[str, ...]:
     )
 
 
+def unfed(missing: Collection[str]) -> tuple[str, ...]:
+    """Return why a group is not exact of which these queues get no copies; empty if there are none."""
+    if not missing:
+        return ()
+    told = _named(sorted(missing))
+    return (f"{told}: no fan leads there, so the group loses messages; run ring-proxy topology apply",)
+
+
 def _named(names: Sequence[str]) -> str:
     told = some([repr(name) for name in sorted(names, key=natural)], _NAMED)
     return f"shard{'s' if len(names) > 1 else ''} {told}"
@@ -342,6 +350,23 @@ def between(shards: int, least: float) -> float:
     return max(least, shards / READ_A_SECOND)
 
 
+def queues_of(entry: Entry, group: str, exchange: str) -> list[str]:
+    """Return the queues that a group consumes, sorted: one of each shard of an exchange's ring.
+
+    `group` is the name that clients consume. A shard of which nothing is promised is consumed by the group without a
+    name of its own.
+    """
+    weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
+    found = []
+    for shard in weights:
+        behind = entry.behind.get(entry.lanes.get(shard, ""))
+        if shard.kind == "queue" and behind is not None and behind.promise is not None and behind.promise.groups:
+            found += [queue for name, queue in behind.promise.groups if name == group]
+        elif shard.kind == "queue" and group == exchange:
+            found.append(shard.name)
+    return sorted(found)
+
+
 def shards_of(entry: Entry) -> list[str]:
     """Return the queues of an exchange's ring, sorted."""
     weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
@@ -366,6 +391,8 @@ class Readings:
 
         It is empty if another sidecar reads the shards.
         """
+        self.missing: frozenset[str] = frozenset()
+        """The queues of the group that get no copies, as their fan does not lead to them."""
         self._looking = asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
         """The last reading that a report has asked for; None before the first."""
@@ -383,7 +410,12 @@ class Readings:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the group is not exact; empty if it is, or as long as no shard has been read."""
-        return (*self.exactness.reasons, *mixed(self._state.prefetches), *partly_in_series(self._state.in_series))
+        return (
+            *unfed(self.missing),
+            *self.exactness.reasons,
+            *mixed(self._state.prefetches),
+            *partly_in_series(self._state.in_series),
+        )
 
     async def run(self) -> None:
         """Read all shards now and then, and in between those that members of this sidecar own.

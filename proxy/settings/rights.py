@@ -29,17 +29,24 @@ def to_lanes(exchange: str) -> str:
 
 
 def to_shards(exchange: str, shards: Iterable[str] = ()) -> str:
-    """Return a pattern of read for a hash exchange's name and its shards.
+    """Return a pattern of read for the name of a group and its shards; most often the name is a hash exchange's.
 
-    A shard whose name is the exchange's, a dot and a number stands for all such names. `shards` are the known shards;
+    A shard whose name is the group's, a dot and a number stands for all such names, with a dot for the slash in the
+    name of the group. `shards` are the known shards;
     without any, all are taken to have such names.
     """
     name = escaped(exchange)
-    numbered = re.compile(re.escape(exchange) + r"\.[0-9]+")
-    parts = dict.fromkeys(f"{name}\\.[0-9]+" if numbered.fullmatch(shard) else escaped(shard) for shard in shards)
+    stem = escaped(".".join(exchange.rsplit("/", 1)))
+    parts = dict.fromkeys(_numbered(shard, (name, stem)) for shard in shards)
     if not parts or list(parts) == [f"{name}\\.[0-9]+"]:
         return f"^{name}(\\.[0-9]+)?$"
     return pattern([name, *parts])
+
+
+def _numbered(shard: str, stems: Iterable[str]) -> str:
+    """Return the pattern of a shard's name, with any number for its own if one of the stems is before it."""
+    before, _, number = shard.rpartition(".")
+    return f"{escaped(before)}\\.[0-9]+" if escaped(before) in stems and number.isdecimal() else escaped(shard)
 
 
 def to_group(exchange: str) -> str:

@@ -4,6 +4,7 @@ Each `parse_` function takes the bytes of an answer and raises TopologyError if 
 JSON at all, or more than `proxy/topology/answers.py` takes, the function raises ValueError or RecursionError.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,11 +31,16 @@ GROUP_SUFFIX = ".group"
 """The end of the name of the exchange by which sidecars balance a consumer group: the group of `orders` has
 `orders.group`. Only sidecars publish to it, since a message there is taken for one of theirs."""
 
-ASKED_SUFFIX = ".group.asked"
-"""The end of the name of the exchange by which they ask for each other's queues, to which only sidecars publish."""
+ASKED_SUFFIX = ".asked"
+"""The end of the name of the exchange by which they ask for each other's queues, to which only sidecars publish. It
+follows the name of the exchange by which they balance: `orders.group.asked`."""
 
-ORDERS_SUFFIX = ".group.operators"
-"""The end of the name of the exchange by which they get the orders of operators."""
+GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
+"""The name of a group beside the exchange's own. The group `audit` of `orders` is consumed as `orders/audit`, and is
+balanced by `orders.group.audit`."""
+
+ORDERS_SUFFIX = ".operators"
+"""The end of the name of the exchange by which they get the orders of operators, likewise: `orders.group.operators`."""
 
 MAX_BINDINGS = MAX_DESTINATIONS
 """The most bindings of an exchange that ringproxy takes: no ring has more destinations."""
@@ -407,10 +413,14 @@ def grouped_by(exchange_name: str, exchange_type: str | None = None) -> str:
     An exchange with another type than theirs has none. They balance one only if there is a hash exchange of the
     returned name.
     """
-    for suffix, its_type in ((GROUP_SUFFIX, FANOUT), (ASKED_SUFFIX, DIRECT)):
-        if exchange_name.endswith(suffix) and exchange_type in (None, its_type):
-            return exchange_name.removesuffix(suffix)
-    return ""
+    beats = exchange_name.removesuffix(ASKED_SUFFIX)
+    its_type = FANOUT if beats == exchange_name else DIRECT
+    if exchange_type not in (None, its_type):
+        return ""
+    ring, _, group = beats.rpartition(f"{GROUP_SUFFIX}.")
+    if beats.endswith(GROUP_SUFFIX):
+        return beats.removesuffix(GROUP_SUFFIX)
+    return ring if ring and GROUP_NAME.fullmatch(group) else ""
 
 
 def weight_of(key: str, exchange_type: str) -> int:

@@ -84,11 +84,11 @@ class Lanes:
     ) -> "BehindReading":
         """Read where each exchange among the destinations of a ring exchange leads.
 
-        `promises` has what the ring exchange's bindings say of each exchange, None for nothing. Of a lane that is not
-        bound any more, and still in force, the last promise counts. The lanes of `before`, the last entry, are among
-        them: their queues may stay on the ring for a while. The exchange that was asked for longest ago comes first.
-        An exchange in `doubted` is asked for in any case. In a first reading, without `before`, a lane counts as
-        bound to nothing only if it shows no binding twice. `started` is when the reading of the ring exchange
+        `promises` has what the ring exchange's bindings say of each exchange, None for nothing. The last promise
+        counts for a lane that is not bound any more, and still in force. The lanes of `before`, the last entry, are
+        among them: their queues may stay on the ring for a while. The exchange that was asked for longest ago comes
+        first. An exchange in `doubted` is asked for in any case. In a first reading, without `before`, a lane counts
+        as bound to nothing only if it shows no binding twice. `started` is when the reading of the ring exchange
         started, in monotonic seconds. Raises ManagementError or TopologyError.
         """
         wanted = {destination.name for destination in destinations if destination.kind == "exchange"}

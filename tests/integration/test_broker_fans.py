@@ -1,6 +1,6 @@
 """RabbitMQ itself, with a fan between a lane and the queues of several groups. No sidecar takes part.
 
-What `ring-proxy topology apply` does to add a group, and what sidecars take a fan for, stands on this.
+The steps by which `ring-proxy topology apply` adds a group, and the readings of sidecars, stand on this.
 """
 
 import threading

@@ -180,14 +180,14 @@ async def test_a_question_tells_whether_the_queue_of_a_sidecar_is_there(broker: 
         return False
 
     asked, asking = (Membership(lambda name: lambda: connect(broker, name)) for _ in range(2))
-    room = asked.enter(vhost.name, "orders", hear, queues.append)
-    other = asking.enter(vhost.name, "orders", hear, lambda queue: None)
+    room = asked.enter(vhost.name, "orders", "orders.group", hear, queues.append)
+    other = asking.enter(vhost.name, "orders", "orders.group", hear, lambda queue: None)
     line = other.line
 
     async def told(wanted: bool) -> None:
         """A broker with much to do may not answer in time, and the queue is bound once the first beat is out."""
         tries = 0
-        while await line.is_there(queue) is not wanted:
+        while await line.is_there("orders.group.asked", queue) is not wanted:
             tries += 1
             assert tries < 100
             await asyncio.sleep(0.05)
@@ -197,9 +197,12 @@ async def test_a_question_tells_whether_the_queue_of_a_sidecar_is_there(broker: 
         queue = queues[-1]
         room.send(b"a beat")
         await told(True)
-        assert set(await asyncio.gather(*(line.is_there(queue) for _ in range(3)))) <= {True, None}
-        assert await line.is_there("orders.group.none") in (False, None)
-        assert await line.is_there("nothing.group.none") is None
+        assert set(await asyncio.gather(*(line.is_there("orders.group.asked", queue) for _ in range(3)))) <= {
+            True,
+            None,
+        }
+        assert await line.is_there("orders.group.asked", "orders.group.none") in (False, None)
+        assert await line.is_there("nothing.group.asked", "nothing.group.none") is None
         await line.beats.drop()
         await told(True)
         await asked.leave(room, b"farewell")

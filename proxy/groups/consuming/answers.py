@@ -64,7 +64,7 @@ def _told(g: Consuming, hidden: HiddenChannel, method: int) -> None:
     if joining is not None and joining.member is consumer.member:
         joining.decided = True
         links.forget(g, consumer)
-        g.events.append(Shadowed(consumer.member.exchange))
+        g.events.append(Shadowed(consumer.member.group))
 
 
 def _closed(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
@@ -81,7 +81,7 @@ def _closed(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) 
     if link is None:
         _answered(g, consumer, code, text)
     elif code == ACCESS_REFUSED and not consumer.consumes and not consumer.leaving:
-        refuse(g, consumer, code, group_name.not_permitted(g, consumer.member.exchange, text))
+        refuse(g, consumer, code, group_name.not_permitted(g, consumer.member.group, text))
     elif not is_leaving and not links.is_untimed(g, link, code, text):
         links.refused(g, link, code, text)
     return links.cancel_ok(consumer)
@@ -93,7 +93,7 @@ def _answered(g: Consuming, consumer: Consumer, code: int, text: str) -> None:
     if joining is None or joining.member is not consumer.member:
         return
     if code == ACCESS_REFUSED:
-        refuse(g, consumer, code, group_name.not_permitted(g, consumer.member.exchange, text))
+        refuse(g, consumer, code, group_name.not_permitted(g, consumer.member.group, text))
     elif code != NOT_FOUND:
         refuse(g, consumer, code, text)
     elif joining.refusal is not None:

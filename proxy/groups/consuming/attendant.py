@@ -74,6 +74,11 @@ class Attendants:
         """Return the attendant of a new session; the arguments are those of `Attend` in proxy/session/context.py."""
         return GroupAttendant(self, connection, peer, guarded, acted)
 
+    def is_serial(self, vhost: str, group: str) -> bool:
+        """Return whether the setting `groups_in_series` names a group, or the exchange that has it."""
+        exchange = group.rpartition("/")[0]
+        return self.serial.match(vhost, group) or bool(exchange and self.serial.match(vhost, exchange))
+
     def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup) -> bool:
         """Return whether the log is to tell of an event about a group's name: once for each name."""
         key = (vhost, event.name, type(event))
@@ -101,7 +106,7 @@ class GroupAttendant(Attendant):
         self._peer, self._guarded, self._acted = peer, guarded, acted
         timeout = round(self._groups.consumer_timeout * 1000)
         self.interceptor: GroupInterceptor = GroupInterceptor(
-            connection, self._groups.match, timeout, attendants.serial.match, attendants.rules
+            connection, self._groups.match, timeout, attendants.is_serial, attendants.rules
         )
         self._actions = GroupActions(self.interceptor, acted)
         self._try: asyncio.TimerHandle | None = None

@@ -163,7 +163,7 @@ def _mistake(
     g: Consuming, channel: Channel, numbering: Numbering, member: Member, bits: int, fields: bytes
 ) -> tuple[int, str] | None:
     """Return the reply code and text that refuse a basic.consume of a group; None if the member may join."""
-    group = member.exchange
+    group = member.group
     if why := _unserial(member, fields):
         return PRECONDITION_FAILED, f"group '{group}'{why}"
     if bits & EXCLUSIVE:
@@ -236,7 +236,7 @@ def leave_all(g: Consuming) -> None:
     for consumer in list(g.consumers.values()):
         joining = consumer.numbering.joining
         if joining is not None and joining.member is consumer.member and not joining.decided:
-            text = f"group '{consumer.member.exchange}': {SHUTTING_DOWN}"
+            text = f"group '{consumer.member.group}': {SHUTTING_DOWN}"
             closing.refuse_channel(g.c, consumer.channel, RESOURCE_ERROR, text, BASIC_CONSUME)
         else:
             links.leave(g, consumer)

@@ -123,7 +123,7 @@ def take(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: 
     if not g.free:
         text = f"group '{group}': all {g.most} hidden channels of the connection are in use"
         return closing.refusal(g.c, channel, RESOURCE_ERROR, text, method)
-    _ask(g, channel, Question(group, method))
+    _ask(g, channel, Question(group, method, _exchange_of(g, group)))
     return None
 
 
@@ -160,8 +160,14 @@ def _ask(g: Consuming, channel: Channel, question: Question) -> None:
     g.due += (
         channel_open(number),
         consumer.passive_queue(number, question.name),
-        _passive_exchange(number, question.name),
+        _passive_exchange(number, question.exchange),
     )
+
+
+def _exchange_of(g: Consuming, group: str) -> str:
+    """Return the exchange that may have a group of this name: the part before the last slash, or all of the name."""
+    exchange = group.rpartition("/")[0]
+    return exchange if exchange and g.match(g.c.vhost, exchange) else group
 
 
 def _passive_queues(number: int, question: Question) -> list[bytes]:
@@ -211,7 +217,11 @@ def _closed(g: Consuming, hidden: HiddenChannel, question: Question, data: bytes
     again = channel_open(hidden.number)
     if question.step == Step.QUEUE and code == NOT_FOUND:
         question.step = Step.EXCHANGE
-        due += (again, _passive_exchange(hidden.number, question.name))
+        due += (again, _passive_exchange(hidden.number, question.exchange))
+        return
+    if question.step == Step.EXCHANGE and code == NOT_FOUND and question.exchange != question.name:
+        question.exchange = question.name
+        due += (again, _passive_exchange(hidden.number, question.exchange))
         return
     if question.step == Step.QUEUE and code == ACCESS_REFUSED and question.method == QUEUE_DECLARE:
         # The client's own queue.declare would be refused as well, for want of `configure`, which nobody should grant.
@@ -252,9 +262,12 @@ def not_permitted(g: Consuming, group: str, text: str) -> str:
     """
     _, of, user = text.rpartition(" refused for user ")
     whose = f"user {user}" if of else "the user"
-    entry = g.c.table.entry_of(group) if g.c.table is not None else None
+    exchange = _exchange_of(g, group)
+    entry = g.c.table.entry_of(exchange) if g.c.table is not None else None
     ring = entry.known.ring if entry is not None and entry.known is not None else None
     shards = [each.name for each in ring.destinations if each.kind == "queue"] if ring is not None else []
+    if entry is not None and entry.groups:
+        shards = entry.queues_of(group)
     needed = to_shards(group, shards)
     if len(needed) > _LONGEST_PATTERN:
         needed = f"such as '{shards[0]}'"  # nobody could use a pattern that is cut short

@@ -24,11 +24,13 @@ class Joining:
 class Question:
     """The question whether a name is a queue's or a group's, asked for a method other than basic.consume."""
 
-    __slots__ = ("consumers", "decided", "is_group", "left", "messages", "method", "name", "step")
+    __slots__ = ("consumers", "decided", "exchange", "is_group", "left", "messages", "method", "name", "step")
 
-    def __init__(self, name: str, method: int) -> None:
+    def __init__(self, name: str, method: int, exchange: str) -> None:
         """The frame of `method` waits for the answer."""
         self.name, self.method = name, method
+        self.exchange = exchange
+        """The exchange whose group has the name: first the part before the last slash, if that may be one."""
         self.step = 0
         """The step that the question is at: a `Step` of group_name.py, as an integer."""
         self.decided = False

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from proxy.groups.shards import shards_of
+from proxy.groups.shards import queues_of
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
 from proxy.topology.entry_builder import DEAD_LETTER_READS
@@ -248,4 +248,4 @@ async def test_the_lanes_of_an_exchange_that_passes_are_read_for_its_group(
     async with syncing(fake, pass_=("x",), groups=groups) as made:
         await made.scheduler.look_up(X, 10)
         assert made.entry.mode is Mode.PASS
-        assert shards_of(made.entry) == (["a"] if groups else [])
+        assert queues_of(made.entry, "x", "x") == (["a"] if groups else [])
