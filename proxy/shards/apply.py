@@ -116,7 +116,8 @@ def _request_of(vhost: str, step: Step | Removal) -> _Request:
             body = {"type": step.type, "durable": True, "auto_delete": False, "internal": False}
             return _Request("PUT", ["exchanges", vhost, step.name], body | {"arguments": dict(step.arguments)})
         case Bind():
-            return _Request("POST", _binding(vhost, step), {"routing_key": step.key, "arguments": {}})
+            arguments = step.promise.as_arguments() if step.promise is not None else {}
+            return _Request("POST", _binding(vhost, step), {"routing_key": step.key, "arguments": arguments})
         case Unbind():
             return _Request("DELETE", [*_binding(vhost, step), step.properties_key])
         case DeleteQueue():

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from proxy.settings.parse import ConfigError
 from proxy.shards.shard import MAX_SHARDS, Arguments, QueueType
-from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
+from proxy.topology.bindings import CONSISTENT_HASH, GROUP_NAME, MODULUS_HASH, MOST_GROUPS
 from ring.destination import MAX_WEIGHT
 from ring.hashed import HASHED_PROPERTIES
 
@@ -73,6 +73,26 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+_NOT_GROUPS = frozenset({"asked", "fan", "group", "lane"})
+"""Words that follow an exchange's name in the names of other exchanges and queues, so that no group is called so."""
+
+
+def _groups(value: Any) -> tuple[str, ...]:
+    """Return the names of groups, sorted."""
+    if not isinstance(value, list):
+        raise ConfigError(f"{shown(value)} is not a list of groups' names")
+    for name in value:
+        if not isinstance(name, str) or not GROUP_NAME.fullmatch(name):
+            raise ConfigError(f"{shown(name)} is not the name of a group: a letter, then up to 63 of A-Z a-z 0-9 _ -")
+        if name in _NOT_GROUPS:
+            raise ConfigError(f"{shown(name)} cannot be the name of a group, as other names have that word")
+        if value.count(name) > 1:
+            raise ConfigError(f"{shown(name)} is in the list {value.count(name)} times")
+    if len(value) >= MOST_GROUPS:
+        raise ConfigError(f"{len(value)} groups: {MOST_GROUPS - 1} beside the exchange's own are the most")
+    return tuple(sorted(value))
+
+
 def _shards(value: Any) -> tuple[int, ...]:
     """Return the numbers of the shards: of a count those from 1 up, of a list its own."""
     if isinstance(value, list):
@@ -129,6 +149,7 @@ EXCHANGE_KEYS: Mapping[str, Callable[[Any], Any]] = {
     "shards_per_node": check_number,
     "retiring": _numbers,
     "lanes": _bool,
+    "groups": _groups,
     "queue_type": _one_of(get_args(QueueType)),
     "arguments": _arguments,
     "hash_header": _text,

@@ -15,7 +15,7 @@ from proxy.shards.nodes import Leaders, lost_nodes, node_warnings
 from proxy.shards.shard import Shard, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, lane_misfit
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
-from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
+from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH, Promise
 from ring.destination import Destination, WeightError, parse_weight
 
 AT_DECLARATION = frozenset(
@@ -30,6 +30,10 @@ AT_DECLARATION = frozenset(
 """Arguments that count only when a queue is declared, or that `FoundQueue.type` tells: they are not compared."""
 
 
+_BOUND = 4
+"""The index of the phase that changes the exchange's own bindings."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """How one wanted exchange differs from what exists."""
@@ -37,8 +41,9 @@ class Difference:
     exchange: Sharded
     shards: tuple[Shard, ...]
     phases: tuple[tuple[Step, ...], ...]
-    """The steps to take, in order, by phase: the queues, the lanes, the lanes' bindings, the exchange, and last what
-    changes the exchange's own bindings. Some of them may not be possible if there are refusals."""
+    """The steps to take, in order, by phase: the queues, the lanes, the lanes' bindings, the exchange, what changes the
+    exchange's own bindings, and last the ways that fans have replaced. Some of them may not be possible if there are
+    refusals."""
     refusals: tuple[str, ...]
     """The changes that are impossible, or that are never made unasked, each in a line with the way out."""
     warnings: tuple[str, ...]
@@ -53,6 +58,11 @@ class Difference:
     """The nodes that run."""
     gone: frozenset[str] = frozenset()
     """The nodes that do not run, and lead shards or have replicas of them."""
+
+    @property
+    def bound(self) -> tuple[Step, ...]:
+        """The steps that change the exchange's own bindings."""
+        return self.phases[_BOUND]
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -75,7 +85,7 @@ def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset(
     }
     after = retiring | {Destination("queue", shard.queue): shard.weight for shard in shards}
     phases = comparison.phases()
-    if len(after) == 1 and not phases[-1]:
+    if len(after) == 1 and not phases[_BOUND]:
         # The weight of the only shard is never changed.
         after = {destination: before.get(destination, weight) for destination, weight in after.items()}
     return Difference(
@@ -111,12 +121,13 @@ class _Comparison:
         self._rings: list[Step] = []
         self._added: list[Step] = []
         self._replaced: list[Step] = []
+        self._overtaken: list[Step] = []
         self._leaders = Leaders(shards, state)
         self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
 
     def phases(self) -> tuple[tuple[Step, ...], ...]:
         bound = [*self._added, *self._replaced]
-        return tuple(map(tuple, (self._queues, self._lanes, self._lane_bindings, self._rings, bound)))
+        return tuple(map(tuple, (self._queues, self._lanes, self._lane_bindings, self._rings, bound, self._overtaken)))
 
     def names(self) -> frozenset[str]:
         """Return the exchanges that get what the exchange cannot route, and what its shards dead-letter."""
@@ -131,9 +142,11 @@ class _Comparison:
             self._warn(f"shard {number}:", "its [[exchange.shard]] has no effect, since there is no such shard yet")
         self._ring()
         for shard in self.shards:
-            self._queue(shard)
+            for queue in shard.queues:
+                self._queue(shard._replace(queue=queue))
             if shard.lane is not None:
                 self._lane(shard, shard.lane)
+        self._groups()
         self._alternate()
         self._dead_letters()
         self._bindings()
@@ -267,27 +280,101 @@ class _Comparison:
     def _absent(self, exchange: str) -> bool:
         return exchange != "" and exchange not in self.state.exchanges and exchange not in self.beside
 
+    def _fanout(self, subject: str, name: str, way_out: str) -> bool:
+        """Compare a lane or a fan to what exists; return whether it is there, or can be made."""
+        found: FoundExchange | None = self.state.exchanges.get(name)
+        if found is None:
+            self._lanes.append(DeclareExchange(name, "fanout", {}))
+        elif why := lane_misfit(found):
+            self._refuse(subject, f"{why}; {way_out}")
+            return False
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable; {way_out}")
+            return False
+        elif found.arguments:
+            self._refuse(subject, f"has arguments, {', '.join(found.arguments)}; {way_out}")
+            return False
+        return True
+
     def _lane(self, shard: Shard, lane: str) -> None:
         subject = f"lane {lane!r}"
         queue = Destination("queue", shard.queue)
-        found: FoundExchange | None = self.state.exchanges.get(lane)
-        if found is None:
-            self._lanes.append(DeclareExchange(lane, "fanout", {}))
-        elif why := lane_misfit(found):
-            self._refuse(subject, f"{why}; {_NEW_LANE}")
-            return
-        elif not found.lasting:
-            self._refuse(subject, f"is not durable; {_NEW_LANE}")
-            return
-        elif found.arguments:
-            self._refuse(subject, f"has arguments, {', '.join(found.arguments)}; {_NEW_LANE}")
+        if not self._fanout(subject, lane, _NEW_LANE):
             return
         bound = self.state.bindings.get(lane, ())
+        if shard.fan is not None:
+            self._fan(shard, lane, shard.fan, bound)
+            return
+        if self._kept_promise(shard) is not None and self.state.lane(lane).fan:
+            return  # The fan stays when the last group but one has gone.
         if strangers := [each for each in bound if each.destination != queue] or bound[1:]:
             others = ", ".join(f"{each.destination}, key {each.key!r}" for each in strangers)
             self._refuse(subject, f"has a binding besides that to its queue: {others}; unbind it, or {_NEW_LANE}")
         elif not bound:
             self._lane_bindings.append(Bind(lane, queue, ""))
+
+    def _fan(self, shard: Shard, lane: str, fan: str, bound: Sequence[FoundBinding]) -> None:
+        """Compare a lane and its fan to what exists.
+
+        The fan leads to each queue before the lane leads to it. RabbitMQ gives a queue one copy by both ways, so the
+        lane's way to the queue goes last, once the ring's binding has said which shard the lane leads to.
+        """
+        if not self._fanout(f"fan {fan!r}", fan, _DELETE):
+            return
+        fanned = self.state.bindings.get(fan, ())
+        for each in fanned:
+            if each.destination.kind == "exchange":
+                self._refuse(f"fan {fan!r}", f"is bound to {each.destination}, so that no sidecar uses it; unbind that")
+            elif each.destination.name not in shard.queues:
+                self._warn(f"{each.destination}", f"is of no group of the file, and gets copies by fan {fan!r}")
+        led = {each.destination.name for each in fanned}
+        for name in shard.queues:
+            if name not in led:
+                self._lane_bindings.append(Bind(fan, Destination("queue", name), ""))
+        ways = [each for each in bound if each.destination == Destination("queue", shard.queue)]
+        to_fan = [each for each in bound if each.destination == Destination("exchange", fan)]
+        if strangers := [each for each in bound if each not in ways and each not in to_fan]:
+            others = ", ".join(f"{each.destination}, key {each.key!r}" for each in strangers)
+            self._refuse(f"lane {lane!r}", f"has a binding besides that to its fan: {others}; unbind it")
+            return
+        if not to_fan:
+            self._lane_bindings.append(Bind(lane, Destination("exchange", fan), ""))
+        self._overtaken += [_unbinding(lane, each) for each in ways]
+
+    def _kept_promise(self, shard: Shard) -> Promise | None:
+        """Return the promise that the ring's binding to a shard's lane makes now; None if it makes none."""
+        bindings = self.state.bindings.get(self.exchange.name, ())
+        promises = (each.promise for each in bindings if each.destination == Destination("exchange", shard.lane or ""))
+        return next((each for each in promises if each is not None), None)
+
+    def _groups(self) -> None:
+        """Refuse groups that exist and are not in the file, and tell what adding some, or a full queue, would do."""
+        name, wanted = (
+            self.exchange.name,
+            {self.exchange.name, *(f"{self.exchange.name}/{g}" for g in self.exchange.groups)},
+        )
+        kept = [promise for shard in self.shards if (promise := self._kept_promise(shard)) is not None]
+        for group in sorted({group for promise in kept for group, _ in promise.groups} - wanted):
+            own = group.removeprefix(f"{name}/")
+            self._refuse(
+                "groups:",
+                f"group {own!r} exists and is not in the file: add it to groups; no command takes a group away yet",
+            )
+        if not self.exchange.groups:
+            return
+        full = [shard for shard in self.shards if str(shard.arguments.get("x-overflow", "")).startswith("reject-")]
+        if full:
+            self._warn(
+                "x-overflow:",
+                "a full queue of one group refuses a publish that the other groups have got, and each further try "
+                "gives them the message again; use drop-head, or a dead-letter exchange",
+            )
+        if len(self.state.nodes) > 1 and any(isinstance(step, Bind) for step in self._lane_bindings):
+            self._warn(
+                "groups:",
+                "on a cluster another node may come to know a binding later, so what is published there meanwhile may "
+                "miss a new group",
+            )
 
     def _bindings(self) -> None:
         by_queue: dict[Destination, list[FoundBinding]] = {}
@@ -345,15 +432,22 @@ class _Comparison:
         kept = [each for each in found if each.destination == destination]
         others = [each for each in found if each.destination != destination]
         name = self.exchange.name
+        promise = shard.promise if shard.fan is not None or not shard.lane else self._kept_promise(shard)
+        told = all(each.promise == promise for each in kept)
         if self.exchange.type == MODULUS_HASH:
-            self._bound_often(shard, destination, kept)
+            self._bound_often(shard, destination, kept, promise)
         elif not kept:
-            self._added.append(Bind(name, destination, str(shard.weight)))
-        elif not alone and not _weighs(kept, shard.weight):
+            self._added.append(Bind(name, destination, str(shard.weight), promise))
+        elif not told or (not alone and not _weighs(kept, shard.weight)):
+            if alone:
+                self._warn(
+                    f"exchange {name!r}",
+                    "leads nowhere while its only shard is bound anew: publishers without a sidecar should wait",
+                )
             # Not the other way round: as soon as a destination loses one of its bindings, x-consistent-hash drops it
             # from its own ring, and does not take it in again (measured, 3.10.8 and 4.3.6).
             self._replaced += [_unbinding(name, each) for each in kept]
-            self._replaced.append(Bind(name, destination, str(shard.weight)))
+            self._replaced.append(Bind(name, destination, str(shard.weight), promise))
         elif not any(map(_is_weight, kept)):
             # Not replaced either: until the new binding is there, the exchange would lead nowhere.
             self._warn(
@@ -363,12 +457,16 @@ class _Comparison:
             )
         self._replaced += [_unbinding(name, each) for each in others]
 
-    def _bound_often(self, shard: Shard, destination: Destination, kept: Sequence[FoundBinding]) -> None:
+    def _bound_often(
+        self, shard: Shard, destination: Destination, kept: Sequence[FoundBinding], promise: Promise | None
+    ) -> None:
         """Compare the bindings of x-modulus-hash to one destination, which weighs as much as it has bindings."""
-        taken = {each.key for each in kept}
+        name, taken = self.exchange.name, {each.key for each in kept}
+        fit = [each for each in kept if each.promise == promise]
         free = (key for key in map(str, count(1)) if key not in taken)
-        self._added += [Bind(self.exchange.name, destination, next(free)) for _ in range(shard.weight - len(kept))]
-        self._replaced += [_unbinding(self.exchange.name, each) for each in kept[shard.weight :]]
+        self._added += [Bind(name, destination, next(free), promise) for _ in range(shard.weight - len(fit))]
+        unfit = [each for each in kept if each.promise != promise]
+        self._replaced += [_unbinding(name, each) for each in (*unfit, *fit[shard.weight :])]
 
 
 def _unbinding(source: str, found: FoundBinding) -> Unbind:
@@ -397,6 +495,7 @@ _NEW_SHARD = (
     "make a new generation: shards with other numbers that have what you want, this one in retiring, then retire it"
 )
 _NEW_LANE = "give the shard another lane"
+_DELETE = "delete it"
 _DECLARE = "declare that exchange first"
 _PLUGINS = {CONSISTENT_HASH: "rabbitmq_consistent_hash_exchange", MODULUS_HASH: "rabbitmq_sharding"}
 

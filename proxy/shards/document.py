@@ -71,14 +71,16 @@ def clashes(all_shards: Iterable[tuple[Sharded, Iterable[Shard]]]) -> list[str]:
     for each, shards in every:
         for shard in shards:
             place = f"{each.place}, shard {shard.number}"
-            if other := queues.get((each.vhost, shard.queue)):
-                lines.append(f"{place}: queue: {shard.queue!r} is the queue of {other} too")
-            queues[each.vhost, shard.queue] = place
-            if shard.lane is None:
-                continue
-            if other := exchanges.get((each.vhost, shard.lane)):
-                lines.append(f"{place}: lane: {shard.lane!r} is the name of {other} too")
-            exchanges[each.vhost, shard.lane] = f"the lane of {place}"
+            for queue in shard.queues:
+                if other := queues.get((each.vhost, queue)):
+                    lines.append(f"{place}: queue: {queue!r} is the queue of {other} too")
+                queues[each.vhost, queue] = place
+            for what, name in (("lane", shard.lane), ("fan", shard.fan)):
+                if name is None:
+                    continue
+                if other := exchanges.get((each.vhost, name)):
+                    lines.append(f"{place}: {what}: {name!r} is the name of {other} too")
+                exchanges[each.vhost, name] = f"the {what} of {place}"
     return lines
 
 
@@ -132,12 +134,17 @@ def _exchange(item: Mapping[str, Any], position: int, mistakes: _Mistakes) -> Sh
         per_node=values.get("shards_per_node"),
         retiring=frozenset(values.get("retiring", ())),
         lanes=values.get("lanes", True),
+        groups=values.get("groups", ()),
         queue_type=values.get("queue_type", "quorum"),
         queue_arguments=values.get("arguments", {}),
         own=own,
     )
     for shard in _known_shards(made):
-        for key, name in (("queue", shard.queue), ("lane", shard.lane)):
+        if shard.lane is None and made.groups:
+            mistakes.add(place, "groups", f"shard {shard.number} has no lane, and only a lane leads to several groups")
+            return None
+        names = (("lane", shard.lane), ("groups", shard.fan), *(("queue", queue) for queue in shard.queues))
+        for key, name in names:
             # One is enough: thousands of names are made of the same exchange's name.
             if name is not None and mistakes.checked(f"{place}, shard {shard.number}", key, check_name, name) is None:
                 return None

@@ -38,6 +38,8 @@ class _Found(NamedTuple):
     weight: int
     terms: str
     """The queue's type and arguments as lines of TOML."""
+    groups: tuple[str, ...]
+    """The names of the groups that have a queue of the shard, without that of the exchange's own."""
 
 
 def export(state: State, name: str) -> str:
@@ -108,7 +110,13 @@ def _shard(
     except WeightError as error:
         raise ExportError(f"queue {at.name!r} is bound with the key {binding.key!r}, which is {error}") from None
     lane = binding.destination.name if binding.destination.kind == "exchange" else None
-    return _Found(at.name, lane, weights[at], _terms(at.name, queue, state.version))
+    promised = state.lane(lane).promise if lane is not None else None
+    groups = tuple(group for group, _ in promised.groups if group != name) if promised is not None else ()
+    for group in groups:
+        if not group.startswith(f"{name}/"):
+            raise ExportError(f"lane {lane!r} leads to the group {group!r}, which a topology file cannot say")
+    own = tuple(group.removeprefix(f"{name}/") for group in groups)
+    return _Found(at.name, lane, weights[at], _terms(at.name, queue, state.version), own)
 
 
 def _terms(name: str, queue: FoundQueue, version: tuple[int, ...]) -> str:
@@ -140,6 +148,8 @@ def _written(state: State, exchange: FoundExchange, name: str, shards: Mapping[s
     lines.append(f"shards = {count if sorted(numbered) == list(range(1, count + 1)) else sorted(numbered)}")
     if not lanes:
         lines.append("lanes = false")
+    if groups := sorted({group for shard in shards.values() for group in shard.groups}):
+        lines.append(f"groups = [{', '.join(map(_toml, groups))}]")
     if terms:
         lines.append(terms)
     for number in sorted(numbered):

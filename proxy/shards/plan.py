@@ -133,7 +133,7 @@ def _circles(ordered: Sequence[Difference]) -> Iterator[str]:
         vhost = each.exchange.vhost
         bound.add((vhost, each.exchange.name))
         for name in sorted(each.names):
-            if each.phases[-1] and (vhost, name) in behind - bound:
+            if each.bound and (vhost, name) in behind - bound:
                 yield (
                     f"{each.exchange.place}: is bound before exchange {name!r}, since each of them gets messages of "
                     "the other; what is dead-lettered in between is lost, so do not publish until all steps are done"
@@ -184,13 +184,16 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
         by_vhost.setdefault(difference.exchange.vhost, []).append(difference)
     for vhost, found in by_vhost.items():
         rings = [escaped(each.exchange.name) for each in found]
-        direct, lanes, queues = False, list[str](), list[str]()
+        direct, lanes, queues, fans = False, list[str](), list[str](), list[str]()
         for each in found:
             destinations = _destinations(each, states[vhost], applied)
             direct = direct or any(destination.kind == "queue" for destination in destinations)
             names = [destination.name for destination in destinations if destination.kind == "exchange"]
             lanes += [_numbered(f"{each.exchange.name}.lane.", name) for name in names]
             queues += [_numbered(f"{each.exchange.name}.", name) for name in _queues(each, states[vhost], destinations)]
+            for shard in each.shards:
+                queues += [_numbered(f"{name.rpartition('.')[0]}.", name) for name in shard.queues[1:]]
+                fans += [_numbered(f"{each.exchange.name}.fan.", shard.fan)] if shard.fan is not None else []
         alternates = [str(a) for each in found if (a := each.exchange.arguments.get("alternate-exchange"))]
         shards = [shard for each in found for shard in each.shards]
         named = {shard.arguments.get("x-dead-letter-exchange") for shard in shards}
@@ -201,7 +204,8 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
         yield _permission(vhost, "READER", [], [], queues)
         # A member joins once RabbitMQ has said that no queue has the exchange's name. RabbitMQ 4.3 says that only to a
         # user with a right on the name.
-        yield _permission(vhost, "MEMBER", [], [], [*rings, *queues])
+        named_groups = [escaped(f"{each.exchange.name}/{group}") for each in found for group in each.exchange.groups]
+        yield _permission(vhost, "MEMBER", [], [], [*rings, *named_groups, *queues])
         groups = [to_group(each.exchange.name) for each in found]
         yield _permission(vhost, "SIDECAR", groups, [*written, *groups], groups)
         # Declaring asks for configure; binding for write on the destination and read on the source; a dead-letter
@@ -209,9 +213,9 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
         yield _permission(
             vhost,
             "TOPOLOGY",
-            [*rings, *lanes, *queues, escaped(LOCK_QUEUE)],
-            [*lanes, *queues, *map(escaped, alternates), *map(escaped, sorted(dead))],
-            [*rings, *lanes, *(queues if dead else [])],
+            [*rings, *lanes, *fans, *queues, escaped(LOCK_QUEUE)],
+            [*lanes, *fans, *queues, *map(escaped, alternates), *map(escaped, sorted(dead))],
+            [*rings, *lanes, *fans, *(queues if dead else [])],
         )
 
 
@@ -231,7 +235,7 @@ def _destinations(difference: Difference, state: State, applied: bool) -> list[D
         for step in difference.steps
         if applied and isinstance(step, Unbind) and step.source == exchange.name
     }
-    bound = {each.destination for each in state.bindings.get(exchange.name, ()) if tuple(each) not in unbound}
+    bound = {each.destination for each in state.bindings.get(exchange.name, ()) if each[:3] not in unbound}
     lanes = (exchange.shard(number).lane for number in exchange.retiring)
     left = {Destination("exchange", lane) for lane in lanes if lane is not None and lane in state.exchanges}
     return list(dict.fromkeys((*wanted, *sorted(bound | left))))

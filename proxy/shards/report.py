@@ -84,7 +84,7 @@ def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]
 
 def _weight_lines(planned: Planned) -> Iterator[str]:
     """Yield a line about shards that get another weight, and are off the ring for a moment."""
-    steps = planned.difference.phases[-1]
+    steps = planned.difference.bound
     unbound = {step.destination for step in steps if isinstance(step, Unbind)}
     count = sum(isinstance(step, Bind) and step.destination in unbound for step in steps)
     if count:
@@ -194,7 +194,13 @@ def _exchange_json(planned: Planned, journalled: Journalled) -> Mapping[str, Any
         "vhost": exchange.vhost,
         "exchange": exchange.name,
         "shards": [
-            {"number": s.number, "queue": s.queue, "lane": s.lane, "weight": s.weight}
+            {
+                "number": s.number,
+                "queue": s.queue,
+                "lane": s.lane,
+                "weight": s.weight,
+                **({"fan": s.fan, "groups": dict(s.promise.groups)} if s.promise is not None else {}),
+            }
             for s in planned.difference.shards
         ],
         "steps": [step_json(step) for step in planned.difference.steps],
@@ -213,6 +219,9 @@ def step_json(step: Step) -> Mapping[str, Any]:
     fields = step._asdict()
     if "destination" in fields:
         fields["destination"] = _destination(fields["destination"])
+    if "promise" in fields:
+        promise = fields.pop("promise")
+        fields["arguments"] = promise.as_arguments() if promise is not None else {}
     if "arguments" in fields:
         fields["arguments"] = dict(fields["arguments"])
     kinds = {DeclareQueue: "declare_queue", DeclareExchange: "declare_exchange", Bind: "bind", Unbind: "unbind"}

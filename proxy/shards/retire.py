@@ -215,6 +215,12 @@ def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes:
         )
     for source in _sources(state, _removed_destinations(what, lanes), (what.exchange, *lanes)):
         raise RetireError(f"queue {what.queue!r} also gets messages from exchange {source!r}; unbind that first")
+    for lane in lanes:
+        if fan := state.lane(lane).fan:
+            raise RetireError(
+                f"queue {what.queue!r} is of a shard with several groups, which share fan {fan!r}: this command cannot "
+                "take such a shard away yet"
+            )
     gone = state.queues.get(what.queue)
     if gone is not None and not (found or lanes or what.keep or _is_named_as_shard(what)):
         raise RetireError(

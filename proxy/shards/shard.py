@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from proxy.topology.bindings import CONSISTENT_HASH
+from proxy.topology.bindings import CONSISTENT_HASH, Promise
 
 QueueType = Literal["quorum", "classic", "stream"]
 Value = str | int | float | bool
@@ -26,6 +26,16 @@ class Shard(NamedTuple):
     type: QueueType
     arguments: Arguments
     """The queue's arguments as the file has them, without those that are set by default."""
+    fan: str | None = None
+    """The name of the fanout exchange that gives each group a copy; None if there is only the exchange's own group."""
+    promise: Promise | None = None
+    """The arguments of the ring's binding to the lane; None without a fan."""
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues of the shard, that of the exchange's own group first."""
+        further = self.promise.queues - {self.queue} if self.promise is not None else ()
+        return (self.queue, *sorted(further))
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Sharded:
     retiring: frozenset[int] = frozenset()
     """The numbers of shards that are being retired: nothing is done to them."""
     lanes: bool = True
+    groups: tuple[str, ...] = ()
+    """The names of the groups beside the exchange's own, sorted."""
     queue_type: QueueType = "quorum"
     queue_arguments: Arguments = field(default_factory=dict)
     own: Mapping[int, OwnTerms] = field(default_factory=dict)
@@ -67,13 +79,17 @@ class Sharded:
         """Return the shard with this number."""
         own = self.own.get(number, OwnTerms())
         lane = self.lanes if own.lane is None else own.lane
+        queue = own.queue or f"{self.name}.{number}"
+        copies = {f"{self.name}/{group}": f"{self.name}.{group}.{number}" for group in self.groups}
         return Shard(
             number,
-            own.queue or f"{self.name}.{number}",
+            queue,
             f"{self.name}.lane.{number}" if lane is True else lane or None,
             own.weight or 1,
             own.queue_type or self.queue_type,
             self.queue_arguments if own.arguments is None else own.arguments,
+            f"{self.name}.fan.{number}" if copies else None,
+            Promise(queue, tuple(sorted({self.name: queue, **copies}.items()))) if copies else None,
         )
 
     def number_of(self, queue: str) -> int | None:

@@ -2,9 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from proxy.topology.bindings import RING_TYPES, Behind, Binding, Leads, weigh
+from proxy.topology.bindings import (
+    RING_TYPES,
+    Behind,
+    Binding,
+    Exchange,
+    Fan,
+    Leads,
+    Promise,
+    behind_of,
+    promises_of,
+    weigh,
+)
 from ring.destination import Destination
 
 
@@ -59,6 +71,8 @@ class FoundBinding(NamedTuple):
     key: str
     properties_key: str = "~"
     """The management API's name for the binding among those of the same source and destination."""
+    promise: Promise | None = None
+    """The promise that the binding's arguments make; None if they make none."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +92,23 @@ class State:
     """The types of exchange that the broker has, those of enabled plugins among them; None if it does not tell."""
 
     def behind(self, destination: Destination) -> Destination:
-        """Return the queue behind a lane; any other destination as it is.
+        """Return the shard behind a lane; any other destination as it is.
 
-        A lane is a fanout exchange with one binding, to one queue, to which clients may publish, and without an
-        alternate exchange, that is not deleted by itself.
+        A lane is a fanout exchange with one binding, to one queue or to a fan, to which clients may publish, and
+        without an alternate exchange, that is not deleted by itself.
         """
-        if destination.kind == "queue" or self.lane_fault(destination.name):
-            return destination
-        (only,) = self.bindings[destination.name]
-        return only.destination
+        queue = self.lane(destination.name).queue if destination.kind == "exchange" else ""
+        return Destination("queue", queue) if queue else destination
+
+    @cached_property
+    def _promises(self) -> Mapping[str, Promise | None]:
+        """What hash exchanges promise of each lane."""
+        return promises_of(
+            _plain(each)
+            for source, bindings in self.bindings.items()
+            if (exchange := self.exchanges.get(source)) is not None and exchange.type in RING_TYPES
+            for each in bindings
+        )
 
     def lane_fault(self, name: str) -> str:
         """Return why an exchange cannot be used as a lane; empty if it is one."""
@@ -95,10 +117,12 @@ class State:
             return "does not exist"
         if why := lane_misfit(exchange):
             return why
+        if self.lane(name).leads is Leads.TO_QUEUE:
+            return ""
         found = self.bindings.get(name, ())
         if len(found) != 1:
             return f"has {len(found)} bindings; a lane has one"
-        return "" if found[0].destination.kind == "queue" else f"leads to {found[0].destination}"
+        return f"leads to {found[0].destination}"
 
     def weights(self, exchange: str) -> Mapping[Destination, int]:
         """Return the weights of an exchange's ring as a sidecar reads them, each lane placed as the queue behind it.
@@ -109,20 +133,42 @@ class State:
         if found is None or found.type not in RING_TYPES:
             return {}
         bindings = self.bindings.get(exchange, ())
-        behind = {each.destination.name: self._behind(each.destination.name) for each in bindings}
-        return weigh((Binding(each.destination, each.key) for each in bindings), found.type, behind).weights
+        behind = {each.destination.name: self.lane(each.destination.name) for each in bindings}
+        return weigh(map(_plain, bindings), found.type, behind).weights
 
-    def _behind(self, name: str) -> Behind:
-        """Return where an exchange that a ring's exchange may be bound to leads."""
-        exchange = self.exchanges.get(name)
-        if exchange is None:
-            return Behind(Leads.ABSENT)
-        if lane_misfit(exchange):
-            return Behind(Leads.ELSEWHERE)
-        if not self.bindings.get(name):
-            return Behind(Leads.NOWHERE)
-        at = self.behind(Destination("exchange", name))
-        return Behind(Leads.TO_QUEUE, at.name) if at.kind == "queue" else Behind(Leads.ASIDE)
+    def lane(self, name: str) -> Behind:
+        """Return where an exchange that a ring's exchange may be bound to leads, as a sidecar reads it."""
+        bindings = self._bound(name)
+        names = {each.destination.name for each in bindings if each.destination.kind == "exchange"}
+        fan = None
+        if len(names) == 1:
+            (behind,) = names
+            fan = Fan(behind, _exchange(self.exchanges.get(behind)), self._bound(behind))
+        exchange = _exchange(self.exchanges.get(name))
+        return behind_of(exchange, bindings, {_ALTERNATE}, self._promises.get(name), fan)
+
+    def _bound(self, source: str) -> tuple[Binding, ...]:
+        return tuple(map(_plain, self.bindings.get(source, ())))
+
+
+_ALTERNATE = "a policy with an alternate exchange"
+
+
+def _plain(found: FoundBinding) -> Binding:
+    return Binding(found.destination, found.key, found.promise)
+
+
+def _exchange(found: FoundExchange | None) -> Exchange | None:
+    """Return an exchange as readings of a sidecar have it."""
+    if found is None:
+        return None
+    return Exchange(
+        found.type,
+        found.internal,
+        auto_delete=found.auto_delete,
+        has_alternate="alternate-exchange" in found.arguments,
+        policy=_ALTERNATE if found.alternate is not None else "",
+    )
 
 
 def lane_misfit(exchange: FoundExchange) -> str:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from proxy.shards.shard import Arguments
+from proxy.topology.bindings import Promise
 from ring.destination import Destination
 
 
@@ -36,11 +37,15 @@ class Bind(NamedTuple):
     source: str
     destination: Destination
     key: str
+    promise: Promise | None = None
+    """The promise that the binding's arguments make; None for a binding without arguments."""
 
     def __str__(self) -> str:
         """Return the step as progress lines and plans show it."""
         weight = f", weight {self.key}" if self.key else ""
-        return f"bind {self.source} to {self.destination.kind} {self.destination.name}{weight}"
+        groups = ", ".join(name for name, _ in self.promise.groups) if self.promise is not None else ""
+        groups = f", for the groups {groups}" if groups else ""
+        return f"bind {self.source} to {self.destination.kind} {self.destination.name}{weight}{groups}"
 
 
 class Unbind(NamedTuple):

@@ -248,6 +248,7 @@ def _bindings(items: Sequence[answers.BindingItem | answers.BindingItemWithArgum
 
 def promise_of(shard: object, groups: object) -> Promise | None:
     """Return the promise of a binding with these two arguments; None if they make none, or have another form."""
+    groups = {} if groups is None else groups
     if not _is_name(shard) or not isinstance(groups, dict) or len(groups) > MOST_GROUPS:
         return None
     if not all(_is_name(name) and _is_name(queue) for name, queue in groups.items()):
@@ -262,7 +263,7 @@ def _is_name(value: object) -> bool:
 def _promise(arguments: object) -> Promise | None:
     if not isinstance(arguments, answers.BindingArguments) or arguments.shard is None:
         return None
-    return promise_of(arguments.shard, arguments.groups if arguments.groups is not None else {})
+    return promise_of(arguments.shard, arguments.groups)
 
 
 def promises_of(bindings: Iterable[Binding]) -> dict[str, Promise | None]:

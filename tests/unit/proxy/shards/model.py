@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
+from proxy.topology.bindings import Promise
+from ring.destination import Destination
 
 EMPTY = State("/", nodes=("rabbit@a",), version=(4, 3, 6))
 
@@ -25,15 +27,19 @@ def _taken(state: State, step: Step) -> State:
         case DeclareExchange(name, kind, arguments):
             assert name not in exchanges, f"{name} is declared again"
             exchanges[name] = FoundExchange(kind, dict(arguments))
-        case Bind(source, destination, key):
+        case Bind(source, destination, key, promise):
             assert source in exchanges, f"{source} is bound before it is there"
             assert destination.name in (queues if destination.kind == "queue" else exchanges)
-            bindings[source] = (*bindings.get(source, ()), FoundBinding(destination, key, key or "~"))
+            bindings[source] = (*bindings.get(source, ()), _bound(destination, key, promise))
         case Unbind(source, destination, key, properties_key):
-            gone = FoundBinding(destination, key, properties_key)
-            assert gone in bindings[source], f"{gone} is not bound"
-            bindings[source] = tuple(each for each in bindings[source] if each != gone)
+            left = tuple(each for each in bindings[source] if each[:3] != (destination, key, properties_key))
+            assert len(left) < len(bindings[source]), f"{destination} is not bound"
+            bindings[source] = left
     return replace(state, exchanges=exchanges, queues=queues, bindings=bindings)
+
+
+def _bound(destination: Destination, key: str, promise: Promise | None) -> FoundBinding:
+    return FoundBinding(destination, key, (key or "~") if promise is None else f"{key}~{promise}", promise)
 
 
 def same(one: State, other: State) -> bool:
@@ -47,6 +53,6 @@ def leaks(state: State, exchange: str) -> list[str]:
     """Return the destinations of a ring from which a message would reach no queue."""
     return [
         str(destination)
-        for destination, _, _ in state.bindings.get(exchange, ())
+        for destination, *_ in state.bindings.get(exchange, ())
         if (destination.name not in state.queues if destination.kind == "queue" else state.lane_fault(destination.name))
     ]
