@@ -35,18 +35,20 @@ class Target:
     """One destination of a route's ring, with the first bytes of a publish to it; it lives as long as the route."""
 
     __slots__ = (
-        "behind", "destination", "exchange", "is_lane", "is_queue", "keeps_key", "key", "mark", "method", "passed",
-        "sent_as", "unread",
+        "behind", "copied", "destination", "exchange", "is_lane", "is_queue", "keeps_key", "key", "mark", "method",
+        "passed", "sent_as", "unread",
     )  # fmt: skip
 
-    def __init__(self, destination: Destination, lane: str | None = None) -> None:
-        """Take a destination, and the lane that leads to it, if one does.
+    def __init__(self, destination: Destination, lane: str | None = None, copied: bool = False) -> None:
+        """Take a destination, and the lane that leads to it, if one does; `copied` says whether to several groups.
 
         The target's route links it to the ring behind it afterwards.
         """
         self.destination = destination
         self.is_queue = destination.kind == "queue"
         self.is_lane = lane is not None
+        self.copied = copied
+        """Whether a message goes to a queue of each of several groups, of which one alone may refuse it."""
         self.sent_as = destination if lane is None else Destination("exchange", lane)
         """The destination that a publish names, and its return as well: the lane, if there is one."""
         name = self.sent_as.name.encode()
@@ -138,7 +140,8 @@ class Route:
         Through a lane a message has no other stamp than its ring id (`RouteTables.exchange_of`).
         """
         if entry is not None and entry.known is not None:
-            self.targets = tuple(Target(d, entry.lanes.get(d)) for d in entry.known.ring.destinations)
+            copied = entry.copied
+            self.targets = tuple(Target(d, entry.lanes.get(d), d.name in copied) for d in entry.known.ring.destinations)
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
         self.matcher: Matcher | None = None

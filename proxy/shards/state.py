@@ -102,7 +102,7 @@ class State:
 
     @cached_property
     def _promises(self) -> Mapping[str, Promise | None]:
-        """What hash exchanges promise of each lane."""
+        """The promise of the hash exchanges about each lane."""
         return promises_of(
             _plain(each)
             for source, bindings in self.bindings.items()

@@ -155,6 +155,14 @@ class Entry:
         lost = ((shard.name, self.behind.get(lane)) for shard, lane in self.lanes.items())
         return {shard: found.missing for shard, found in sorted(lost) if found is not None and found.missing}
 
+    @property
+    def copied(self) -> frozenset[str]:
+        """The shards of which several groups get a copy of each message."""
+        found = ((shard.name, self.behind.get(lane)) for shard, lane in self.lanes.items())
+        return frozenset(
+            shard for shard, at in found if at is not None and at.promise is not None and len(at.promise.queues) > 1
+        )
+
     def queues_of(self, group: str) -> list[str]:
         """Return the queues of a group by the name that clients consume, sorted; empty if no lane promises it any."""
         promises = (found.promise for lane in self.lanes.values() if (found := self.behind.get(lane)) is not None)

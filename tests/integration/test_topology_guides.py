@@ -144,6 +144,20 @@ def test_the_guide_from_the_first_shard_to_check(
     assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
 
 
+def test_a_group_is_added(broker: Broker, shop: VirtualHost, tmp_path: Path) -> None:
+    reader = Reader(broker, tmp_path)
+    (least,), (groups,) = FILES["Make the shards"], FILES["Add a group"]
+    plan, apply = SHARDS["Make the shards"]
+    reader.file.write_text(least)
+    reader(apply)
+    reader.file.write_text(least + groups)
+    told = reader(plan, status=1)
+    assert "  no key moves\n" in told
+    assert "bind orders to exchange orders.lane.4, weight 1, for the groups orders, orders/audit" in told
+    reader(apply)
+    assert "orders.audit.4" in shop.queues()
+
+
 def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path) -> None:
     reader = Reader(broker, tmp_path)
     (file,) = FILES["Give each node its shards"]

@@ -187,6 +187,11 @@ class ProxyCollector(Collector):
             "Queues that would dead-letter under their own name.",
             labels=labels,
         )
+        missing = GaugeMetricFamily(
+            "ringproxy_queues_without_copies",
+            "Queues that groups consume and no fan leads to, so that the groups lose messages.",
+            labels=labels,
+        )
         publish_in = CounterMetricFamily(
             "ringproxy_exchange_publish_in",
             "Messages that anyone published into the hash exchange, as the broker counts them.",
@@ -204,13 +209,15 @@ class ProxyCollector(Collector):
             ignored.add_metric(name, len(entry.bindings.ignored))
             duplicates.add_metric(name, len(entry.bindings.duplicates))
             dead_letters.add_metric(name, len(entry.dead_letters))
+            missing.add_metric(name, sum(map(len, entry.incomplete.values())))
             routed.add_metric(name, entry.passed is None)
             if entry.known is not None:
                 destinations.add_metric(name, len(entry.known.ring.destinations))
                 fingerprints.add_metric([*name, entry.known.fingerprint], 1)
             if entry.publish_in is not None and entry.passed not in WHATEVER_IS_BOUND:
                 publish_in.add_metric(name, entry.publish_in)
-        yield from (destinations, fingerprints, age, restored, routed, ignored, duplicates, dead_letters, publish_in)
+        yield from (destinations, fingerprints, age, restored, routed, ignored, duplicates, dead_letters)
+        yield from (missing, publish_in)
         reader = self._reader
         yield _counter("ringproxy_ring_changes", "Changes of the ring.", labels, reader.changes)
         yield _counter(

@@ -77,6 +77,9 @@ def judged(placement: Placement, result: PublishResult) -> PublishResult:
     if result.outcome is Outcome.UNROUTABLE:
         what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for the message"
         return result._replace(detail=what)
+    if placement.choice is not None and placement.choice.target.copied and to_queue:
+        why = f"a queue of a group of shard {name!r} refused the message; the other groups' queues may have it"
+        return result._replace(outcome=Outcome.UNKNOWN, detail=why)
     if to_queue or name == _DEFAULT_EXCHANGE:
         return result
     why = f"a queue behind exchange {name!r} refused the message; another queue may have it"
