@@ -156,7 +156,9 @@ def _add_question(command: argparse.ArgumentParser) -> None:
 
 
 def _add_group(command: argparse.ArgumentParser) -> None:
-    command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange whose group is asked for")
+    command.add_argument(
+        "exchange", metavar="EXCHANGE", help="name of the exchange, or of one of its groups, such as orders/audit"
+    )
     _add_sidecar(command)
     _add_watch(command)
     # Imported only for this command: a sidecar needs none of its modules.

@@ -14,14 +14,13 @@ from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import keys_report, report
 from proxy.groups.running import Parts, RunningGroup, counted
-from proxy.groups.shards import Exactness, mixed, partly_in_series, queues_of, read, unreadable
+from proxy.groups.shards import Exactness, mixed, no_group, partly_in_series, queues_of, read, unreadable
 from proxy.groups.timing import TIMEOUT_ABOVE
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.topology.bindings import GROUP_NAME, RING_TYPES, TopologyError
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.management import Management, ManagementError
-from proxy.topology.names import some
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Entry, Name, Router
 
@@ -330,10 +329,3 @@ class Groups:
     def _counted_as(self, name: Name) -> Name:
         """Return under which name a group's totals are counted: clients can make any number of exchanges."""
         return name if name in self._totals or len(self._totals) < MOST_NAMES else ("", "")
-
-
-def no_group(group: str, exchange: str, entry: Entry) -> str:
-    """Return why nobody can consume a group that an exchange does not have, and what to do about it."""
-    own = group.removeprefix(f"{exchange}/")
-    told = some([repr(each) for each in sorted(entry.groups)], 3) if entry.groups else repr(exchange)
-    return f"exchange {exchange!r} has no group {own!r}, only {told}: add it to groups in the topology file, and apply"

@@ -1,4 +1,4 @@
-"""The lag of exchanges of which no client of this sidecar is a member: their shards are read when somebody asks.
+"""The lag of groups of which no client of this sidecar is a member: their shards are read when somebody asks.
 
 Any sidecar can be asked whose settings name the exchange, and all answer alike, as each reading has all that it needs:
 the rates are the broker's. Nothing is read without a question, and the same shards not twice within a few seconds, so a
@@ -13,7 +13,7 @@ from proxy.groups.lag import Lag, total
 from proxy.groups.shards import FRESH, OUTDATED, Exactness, between, read
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
-from proxy.topology.bindings import TopologyError
+from proxy.topology.bindings import GROUP_NAME, TopologyError
 from proxy.topology.lookups import NotReadable
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.names import natural
@@ -49,12 +49,17 @@ class Onlooker:
         self._kept: dict[Name, _Figures] = {}
         """By exchange; the one that was asked for last stands last."""
 
-    def match(self, vhost: str, exchange: str) -> bool:
-        """Return whether the setting `route` or `groups` names an exchange, so that its lag may be asked for."""
-        return self._patterns.match(vhost, exchange)
+    def exchanges(self, vhost: str, group: str) -> list[str]:
+        """Return the exchanges that may have a group of this name, and that the setting `route` or `groups` names.
+
+        The exchange of the part before the last slash comes first: `orders` for `orders/audit`.
+        """
+        exchange, _, own = group.rpartition("/")
+        found = [exchange] if exchange and GROUP_NAME.fullmatch(own) else []
+        return [each for each in (*found, group) if self._patterns.match(vhost, each)]
 
     async def report_of(self, name: Name, shards: list[str]) -> dict[str, Any]:
-        """Return the figures of these shards of an exchange, in the form of a group's report.
+        """Return the figures of these queues of a group, in the form of a report on it.
 
         They are read anew if that was not done of late. Raises NotReadable where there are none in time; the reading
         goes on then, so that the next caller has its figures.

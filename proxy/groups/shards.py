@@ -367,10 +367,11 @@ def queues_of(entry: Entry, group: str, exchange: str) -> list[str]:
     return sorted(found)
 
 
-def shards_of(entry: Entry) -> list[str]:
-    """Return the queues of an exchange's ring, sorted."""
-    weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
-    return sorted(destination.name for destination in weights if destination.kind == "queue")
+def no_group(group: str, exchange: str, entry: Entry) -> str:
+    """Return why nobody can consume a group that an exchange does not have, and what to do about it."""
+    own = group.removeprefix(f"{exchange}/")
+    told = some([repr(each) for each in sorted(entry.groups)], 3) if entry.groups else repr(exchange)
+    return f"exchange {exchange!r} has no group {own!r}, only {told}: add it to groups in the topology file, and apply"
 
 
 def unreadable(error: Exception) -> Exactness:

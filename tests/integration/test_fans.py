@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 from pamqp.commands import Basic, Channel, Queue
 
+from proxy.commands.group import show
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, shard_queue, waiting
@@ -85,6 +86,29 @@ def test_two_members_share_the_queues_of_their_group(grouping: Sidecar, fanned: 
         assert sorted(each["shard"] for each in shards) == AUDIT
         for wire in (one, two):
             wire.goodbye()
+
+
+def test_the_lag_of_each_group_without_a_member(
+    start_sidecar: StartSidecar, fanned: VirtualHost, client: Client
+) -> None:
+    sidecar = start_sidecar(route="orders")
+    publish(client, sidecar.amqp_port, fanned, numbered(range(12)))
+    with client.session(sidecar.amqp_port, fanned.name) as wire:
+        wire.channel(1, confirm=False)
+        for queue in SHARDS:
+            wire.ask(1, Queue.Purge(0, queue), Queue.PurgeOk)
+        wire.goodbye()
+
+    def lag(group: str) -> Any:
+        return report(sidecar, fanned, group)["lag"]["ready"]
+
+    wait_until("the copies of one group", lambda: (lag("orders"), lag("orders/audit")) == (0, 12))
+    assert [each["shard"] for each in report(sidecar, fanned, "orders/audit")["shards"]] == AUDIT
+    lines = show(sidecar.admin_url, fanned.name, "orders/audit", as_json=False).splitlines()
+    assert lines[0].startswith(f"group        orders/audit in virtual host {fanned.name}, 3 shards, no member")
+    answer = sidecar.admin(f"/groups/{quote(fanned.name, safe='')}/{quote('orders/adit', safe='')}")
+    assert answer.status == 404
+    assert "exchange 'orders' has no group 'adit', only 'orders', 'orders/audit'" in answer.json["detail"]
 
 
 def test_its_name_is_declared_as_a_groups_and_counts_its_own_messages(

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from proxy.groups.onlooker import Onlooker
-from proxy.groups.shards import shards_of
+from proxy.groups.shards import no_group, queues_of
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
@@ -205,9 +205,7 @@ class Admin:
         """Answer with one exchange, looked up if need be; with ``?key=`` the key's place too (`ring-proxy explain`)."""
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
-        if name not in self._router.entries:
-            await self._look_up(name)
-        entry = self._router.entries[name]
+        entry = await self._entry(name)
         shown = self._shown(name, entry)
         query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
         if "key" in query and entry.known is not None:
@@ -247,21 +245,49 @@ class Admin:
         return json_answer(found)
 
     async def _lag(self, name: Name) -> dict[str, Any]:
-        """Return the figures of an exchange's shards. Raises ProblemError 404, 429 or 503."""
-        where = f"exchange: {name[1]!r} in {name[0]!r}"
-        if not self._onlooker.match(*name):
-            raise unknown_exchange(f"{where} is named neither by route nor by groups; ask a sidecar whose settings do")
-        if name not in self._router.entries:
-            await self._look_up(name)
-        entry = self._router.entries[name]
+        """Return the figures of a group's shards. Raises ProblemError 404, 429 or 503."""
+        exchange, entry = await self._with_group(name)
+        where = f"exchange: {exchange!r} in {name[0]!r}"
         if entry.exchange_type not in RING_TYPES:
             raise unknown_exchange(f"{where} has the type {entry.exchange_type!r}, and only hash exchanges have shards")
         # The router forgets exchanges that nobody uses.
-        self._router.used_at[name] = self._router.clock()
+        self._router.used_at[name[0], exchange] = self._router.clock()
+        queues = queues_of(entry, name[1], exchange)
+        if not queues and exchange != name[1]:
+            raise unknown_exchange(no_group(name[1], exchange, entry))
         try:
-            return await self._onlooker.report_of(name, shards_of(entry))
+            return await self._onlooker.report_of(name, queues)
         except NotReadable as error:
             raise unavailable(str(error)) from None
+
+    async def _with_group(self, name: Name) -> tuple[str, Entry]:
+        """Return the exchange whose group has this name, and what is known of it. Raises ProblemError 404, 429 or 503.
+
+        An exchange of the part before the last slash comes first, if it has the group.
+        """
+        vhost, group = name
+        exchanges = self._onlooker.exchanges(vhost, group)
+        if not exchanges:
+            where = f"exchange: {group!r} in {vhost!r}"
+            raise unknown_exchange(f"{where} is named neither by route nor by groups; ask a sidecar whose settings do")
+        found: list[tuple[str, Entry]] = []
+        for exchange in exchanges:
+            try:
+                entry = await self._entry((vhost, exchange))
+            except ProblemError as error:
+                if error.status != 404 or (exchange == exchanges[-1] and not found):
+                    raise
+                continue
+            if exchange == group or group in entry.groups:
+                return exchange, entry
+            found.append((exchange, entry))
+        return found[0]
+
+    async def _entry(self, name: Name) -> Entry:
+        """Return what is known of an exchange, which is looked up if need be. Raises ProblemError 404, 429 or 503."""
+        if name not in self._router.entries:
+            await self._look_up(name)
+        return self._router.entries[name]
 
     async def _look_up(self, name: Name) -> None:
         """Return once an exchange is in the table. Raises ProblemError 404, 429 or 503."""

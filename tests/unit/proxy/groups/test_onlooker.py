@@ -40,9 +40,12 @@ def made(api: Management, **settings: Any) -> Onlooker:
 
 
 def test_the_exchanges_are_those_that_route_or_groups_names(onlooker: Onlooker) -> None:
-    assert onlooker.match("any", "orders.eu")
-    assert onlooker.match("shop", "bills")
-    assert not onlooker.match("other", "bills")
+    assert onlooker.exchanges("any", "orders.eu") == ["orders.eu"]
+    assert onlooker.exchanges("shop", "bills") == ["bills"]
+    assert onlooker.exchanges("other", "bills") == []
+    assert onlooker.exchanges("shop", "bills/audit") == ["bills"]
+    assert onlooker.exchanges("any", "orders/audit") == ["orders", "orders/audit"]
+    assert onlooker.exchanges("any", "/audit") == []
 
 
 async def test_all_shards_are_read_at_once_and_not_again_for_a_while(fake: FakeManagement, onlooker: Onlooker) -> None:
