@@ -140,7 +140,8 @@ class Behind(NamedTuple):
     internal: bool = False
     """Whether only other exchanges may publish to the exchange."""
     fan: str = ""
-    """The fanout exchange behind a lane that gives each group's queue a copy; empty if there is none."""
+    """The exchange behind a lane that gives each group's queue a copy, or behind what is no lane as the ring's binding
+    promises nothing; empty if there is none."""
     promise: Promise | None = None
     """The promise that the ring's binding to the exchange makes; None if it makes none."""
     missing: tuple[str, ...] = ()
@@ -348,7 +349,10 @@ def behind_of(
         fan = None
     why = _no_lane(exchange, alternate_policies) or _no_way(bindings, promise, fan, alternate_policies)
     if why or exchange.internal:
-        return Behind(Leads.ASIDE, why=why or "it is internal", internal=exchange.internal, promise=promise)
+        unpromised = fan.name if fan is not None and promise is None else ""
+        return Behind(
+            Leads.ASIDE, why=why or "it is internal", internal=exchange.internal, fan=unpromised, promise=promise
+        )
     reached = {
         binding.destination.name
         for binding in (*bindings, *(fan.bindings if fan is not None else ()))

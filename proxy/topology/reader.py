@@ -266,6 +266,12 @@ class Reader:
             bound_to = {*(binding.destination for binding in corrected), *state.in_force.weights}
             promises = promises_of(corrected)
             read_behind = await self._lanes.read(name[0], bound_to, promises, before, confirmed_removals, started)
+            if torn := _newly_unpromised(read_behind.behind, before):
+                # While a group is added, the ring's binding comes to name the shard, and then its lane to lead to the
+                # fan only. A reading that has the one from before and the other from after would pass the exchange.
+                promises = promises_of(overlay.apply(await self._api.bindings(*name), started))
+                doubted = confirmed_removals | torn
+                read_behind = await self._lanes.read(name[0], bound_to, promises, before, doubted, started)
         bindings, in_force = Bindings(), WeightsInForce[Destination]()
         if upstream is None and (exchange is None or exchange.type in RING_TYPES):
             bindings, in_force = self._in_force(
@@ -394,3 +400,13 @@ class Reader:
 def absent(name: Name) -> Absent:
     """Return the error that an exchange does not exist."""
     return Absent(f"there is no exchange {name[1]!r} in virtual host {name[0]!r}")
+
+
+def _newly_unpromised(behind: Mapping[str, Behind], before: Entry | None) -> frozenset[Destination]:
+    """Return the exchanges that are no lanes for want of a promise alone, and were or may have been lanes before."""
+    known = before.behind if before is not None else {}
+    return frozenset(
+        Destination("exchange", lane)
+        for lane, found in behind.items()
+        if found.leads is Leads.ASIDE and found.fan and (lane not in known or known[lane].leads is not Leads.ASIDE)
+    )

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from proxy.topology.bindings import (
     CONSISTENT_HASH,
@@ -95,7 +96,8 @@ def test_a_fan_without_a_queue_leads_nowhere(fan: Fan) -> None:
     ],
 )
 def test_what_is_no_lane(bindings: tuple[Binding, ...], promise: Promise | None, fan: Fan | None, why: str) -> None:
-    assert led(*bindings, promise=promise, fan=fan) == Behind(Leads.ASIDE, why=why, promise=promise)
+    found = led(*bindings, promise=promise, fan=fan)
+    assert found == Behind(Leads.ASIDE, why=why, promise=promise, fan="" if promise else "fan")
 
 
 def shown(arguments: object) -> Promise | None:
@@ -214,3 +216,31 @@ async def test_a_fan_without_a_promise_passes_the_exchange(fake: FakeManagement)
     async with syncing(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert made.entry.passed is PassReason.NOT_A_LANE
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_reading_between_the_steps_that_add_a_group_moves_no_key(fake: FakeManagement, is_known: bool) -> None:
+    fake.exchange("fan", binding("orders.1", ""), binding("orders.audit.1", ""), type="fanout")
+    fake.exchange("lane", binding("orders.1", ""), binding("fan", "", "exchange"), type="fanout")
+    fake.exchange("x", binding("lane", "1", "exchange"), binding("b"))
+    async with syncing(fake) as made:
+        if is_known:
+            await made.scheduler.look_up(X, 10)
+            assert made.weights() == BOTH
+
+        async def taken(request: web.Request) -> web.StreamResponse:
+            """Take the last steps once the ring's bindings are read, and before the lane's are."""
+            fake.mend()
+            fake.bindings["/", "x"] = [promised(), binding("b")]
+            fake.bindings["/", "lane"] = [binding("fan", "", "exchange")]
+            return web.json_response(fake.bindings["/", "lane"])
+
+        fake.fail(taken, "/api/exchanges/%2F/lane/bindings/source")
+        if is_known:
+            await made.scheduler.refresh(X, "test", ())
+        else:
+            await made.scheduler.look_up(X, 10)
+        assert not fake.faults
+        assert made.weights() == BOTH
+        assert made.entry.passed is None
+        assert made.entry.groups == {"orders", "orders/audit"}
