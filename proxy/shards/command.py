@@ -21,6 +21,7 @@ from proxy.shards.fleet import FleetError
 from proxy.shards.journal import JournalError, moved_of_plan
 from proxy.shards.plan import Plan, make_plan
 from proxy.shards.retire import RetireError, Retirement, retire
+from proxy.shards.retire_group import GroupRetirement, retire_group
 from proxy.shards.watch import watch
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
@@ -159,6 +160,14 @@ async def _retire(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
+async def _retire_group(settings: Settings, options: argparse.Namespace) -> int:
+    vhost = options.vhost or settings.default_vhost
+    what = GroupRetirement(vhost, options.exchange, options.group, options.keep, options.drop, options.timeout)
+    async with reached(settings) as broker, locked(broker, [vhost], "retire-group") as lock:
+        await retire_group(broker, lock, what, _tell)
+    return 0
+
+
 def _add_file(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", type=Path, help="the topology file")
 
@@ -190,6 +199,19 @@ def _add_retire(command: argparse.ArgumentParser) -> None:
     text = "go on though no sidecar is connected to the cluster"
     command.add_argument("--no-sidecars", action="store_true", help=text)
     text = f"seconds to wait for the sidecars, and again for the queue to be empty (default: {_PATIENCE:g})"
+    command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
+
+
+def _add_retire_group(command: argparse.ArgumentParser) -> None:
+    command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
+    command.add_argument("group", metavar="GROUP", help="name of the group, such as audit for orders/audit")
+    _add_vhost(command)
+    what = command.add_mutually_exclusive_group()
+    what.add_argument(
+        "--keep", action="store_true", help="unbind the group's queues, and leave them with their messages"
+    )
+    what.add_argument("--drop", action="store_true", help="delete the group's queues together with their messages")
+    text = f"seconds to wait for the queues to be empty (default: {_PATIENCE:g})"
     command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
 
 
@@ -243,6 +265,13 @@ PARTS = (
         _add_retire,
         "take a shard off the ring, wait until every sidecar follows and its queue is empty, and delete the queue",
         {0: "the shard is gone, or with --keep off the ring"},
+    ),
+    Part(
+        "retire-group",
+        _retire_group,
+        _add_retire_group,
+        "take a group of an exchange away: unbind its queues, wait until they are empty, and delete them",
+        {0: "the group is gone, or with --keep gets no more messages"},
     ),
     Part(
         "export",

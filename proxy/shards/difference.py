@@ -305,8 +305,8 @@ class _Comparison:
         if shard.fan is not None:
             self._fan(shard, lane, shard.fan, bound)
             return
-        if self._kept_promise(shard) is not None and self.state.lane(lane).fan:
-            return  # The fan stays when the last group but one has gone.
+        if self._leads_to_fan(shard, bound):
+            return
         if strangers := [each for each in bound if each.destination != queue] or bound[1:]:
             others = ", ".join(f"{each.destination}, key {each.key!r}" for each in strangers)
             self._refuse(subject, f"has a binding besides that to its queue: {others}; unbind it, or {_NEW_LANE}")
@@ -347,6 +347,24 @@ class _Comparison:
         promises = (each.promise for each in bindings if each.destination == Destination("exchange", shard.lane or ""))
         return next((each for each in promises if each is not None), None)
 
+    def _promise(self, shard: Shard) -> Promise | None:
+        """Return the promise that the ring's binding to a shard's lane should make; None if it should make none."""
+        bound = self.state.bindings.get(shard.lane, ()) if shard.lane is not None else ()
+        if shard.promise is None and self._leads_to_fan(shard, bound):
+            # Without one, no reading of the lane would tell which shard it leads to.
+            return Promise(shard.queue, ((self.exchange.name, shard.queue),))
+        return shard.promise
+
+    def _leads_to_fan(self, shard: Shard, bound: Sequence[FoundBinding]) -> bool:
+        """Return whether a lane with these bindings leads to the shard's fan only.
+
+        The fan stays when the last group but the exchange's own has gone: no change is needed where nothing is wrong.
+        """
+        fan = Destination("exchange", f"{self.exchange.name}.fan.{shard.number}")
+        queue = Destination("queue", shard.queue)
+        fanned = {each.destination for each in self.state.bindings.get(fan.name, ())}
+        return queue in fanned and {each.destination for each in bound} == {fan}
+
     def _groups(self) -> None:
         """Refuse groups that exist and are not in the file, and tell what adding some, or a full queue, would do."""
         name, wanted = (
@@ -358,7 +376,8 @@ class _Comparison:
             own = group.removeprefix(f"{name}/")
             self._refuse(
                 "groups:",
-                f"group {own!r} exists and is not in the file: add it to groups; no command takes a group away yet",
+                f"group {own!r} exists and is not in the file: add it to groups, or take it away with: ring-proxy "
+                f"topology retire-group {name} {own}",
             )
         if not self.exchange.groups:
             return
@@ -432,7 +451,7 @@ class _Comparison:
         kept = [each for each in found if each.destination == destination]
         others = [each for each in found if each.destination != destination]
         name = self.exchange.name
-        promise = shard.promise if shard.fan is not None or not shard.lane else self._kept_promise(shard)
+        promise = self._promise(shard)
         told = all(each.promise == promise for each in kept)
         if self.exchange.type == MODULUS_HASH:
             self._bound_often(shard, destination, kept, promise)

@@ -285,6 +285,14 @@ async def _behind(broker: Broker, what: Retirement, lock: Lock, lanes: Sequence[
     return ""
 
 
+async def twice(look: Callable[[], Awaitable[str]]) -> str:
+    """Return what one of two looks has found, `BETWEEN_LOOKS` apart; empty if both have found nothing."""
+    if found := await look():
+        return found
+    await asyncio.sleep(BETWEEN_LOOKS)
+    return await look()
+
+
 async def _left(broker: Broker, what: Retirement, lock: Lock, taken: Collection[Destination]) -> str:
     """Return what is left in the queue; empty if two looks, and the broker itself at their end, have found nothing.
 
@@ -319,9 +327,13 @@ def _counts(answer: object) -> tuple[int, int]:
 
 
 async def _until(what: Retirement, goal: str, look: Callable[[], Awaitable[str]], say: Say) -> None:
-    """Look until there is nothing left to wait for. Raises StoppedError once the patience is over."""
+    await until(goal, look, say, what.patience, _how_to_go_on(what))
+
+
+async def until(goal: str, look: Callable[[], Awaitable[str]], say: Say, patience: float, how_to_go_on: str) -> None:
+    """Look until there is nothing left to wait for. Raises StoppedError once the patience, in seconds, is over."""
     loop = asyncio.get_running_loop()
-    until, told = loop.time() + what.patience, ""
+    end, told = loop.time() + patience, ""
     while True:
         try:
             left = await look()
@@ -332,8 +344,8 @@ async def _until(what: Retirement, goal: str, look: Callable[[], Awaitable[str]]
         if left != told:
             say(f"waiting for {goal}: {left}")
         told = left
-        if loop.time() > until:
-            raise StoppedError([f"waited {what.patience:g} s for {goal}: {left}", _how_to_go_on(what)])
+        if loop.time() > end:
+            raise StoppedError([f"waited {patience:g} s for {goal}: {left}", how_to_go_on])
         await asyncio.sleep(_PAUSE)
 
 

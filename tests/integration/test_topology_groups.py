@@ -1,4 +1,4 @@
-"""`ring-proxy topology` with several groups on one exchange: added under load, checked, exported, refused."""
+"""`ring-proxy topology` with several groups on one exchange: added and taken away under load, checked, exported."""
 
 import threading
 from collections import Counter
@@ -6,17 +6,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from pamqp.commands import Basic, Connection
 
+from testbed.broker import Broker
 from tests.integration.broker_api import wait_until
 from tests.integration.conftest import StartSidecar
+from tests.integration.groups import consume, deliveries, numbered, publish
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
-from tests.integration.topology import Topology
+from tests.integration.topology import Topology, between_looks, killed
 from tests.integration.wire_client import Client
 
 SHARDS = ["orders.1", "orders.2", "orders.3"]
 FILE = '[[exchange]]\nname = "orders"\nshards = 3\narguments = { x-single-active-consumer = false }\n'
 """Without single active consumer, so that a test can empty the queues by basic.get."""
+WITH_AUDIT = FILE + 'groups = ["audit"]\n'
+AUDIT = [queue.replace("orders", "orders.audit") for queue in SHARDS]
+
+
+@pytest.fixture(autouse=True)
+def looks_as_the_broker_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", between_looks(broker))
+
+
+@pytest.fixture
+def audited(topology: Topology) -> Topology:
+    """Three shards with the group audit, which the file does not name any more."""
+    topology.write(WITH_AUDIT)
+    topology.did("apply")
+    topology.write(FILE)
+    return topology
+
+
+def retiring(topology: Topology, *flags: str, timeout: str = "60") -> tuple[str, ...]:
+    return ("orders", "audit", "--vhost", topology.vhost.name, "--timeout", timeout, *flags)
 
 
 @contextmanager
@@ -106,3 +129,147 @@ def test_killed_after_any_step_and_run_again_it_ends_the_same(topology: Topology
         assert lines < 2 * steps
     topology.did("apply")
     topology.did("check")
+
+
+@contextmanager
+def auditing(sidecar: Sidecar, client: Client, vhost: str) -> Iterator[list[int]]:
+    """Consume orders/audit all the while; give the numbers that were acked."""
+    acked: list[int] = []
+    over = threading.Event()
+
+    def consume() -> None:
+        with client.pika(sidecar.amqp_port, vhost) as channel:
+            for method, _, body in channel.consume("orders/audit", inactivity_timeout=0.1):
+                if method is not None and body is not None:
+                    assert method.delivery_tag is not None
+                    channel.basic_ack(method.delivery_tag)
+                    acked.append(int(body))
+                if over.is_set():
+                    break
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield acked
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.versions
+def test_a_group_leaves_under_load_and_is_drained_by_its_members(
+    start_sidecar: StartSidecar, audited: Topology, client: Client
+) -> None:
+    vhost = audited.vhost
+    sidecar = start_sidecar(settle_time="5", groups="orders")
+    with (
+        auditing(sidecar, client, vhost.name) as acked,
+        publishing(sidecar, client, vhost.name) as confirmed,
+    ):
+        wait_until("some messages", lambda: min(len(acked), len(confirmed)) > 100)
+        told = audited.did("retire-group", *retiring(audited)).splitlines()
+        at_end = len(confirmed)
+        wait_until("some messages after", lambda: len(confirmed) > at_end + 100)
+    assert told[-3:] == [f"delete queue {queue}" for queue in AUDIT]
+    audited.did("check")
+    assert sorted(vhost.queues()) == SHARDS
+    landed = vhost.drain_all()
+    own = {int(each.body): queue for queue in SHARDS for each in landed[queue]}
+    assert sum(len(landed[queue]) for queue in SHARDS) == len(own), "a message is there twice"
+    assert own == {number: owner(SHARDS, f"key {number}") for number in confirmed}
+    assert set(Counter(acked).values()) == {1}
+    for queue in SHARDS:
+        of_shard = [number for number in confirmed if own[number] == queue]
+        copied = [number for number in acked if own[number] == queue]
+        assert copied == of_shard[: len(copied)], "a message is missing before one that was copied, or out of order"
+
+
+@pytest.mark.versions
+def test_a_group_with_messages_is_taken_away_only_as_told(
+    start_sidecar: StartSidecar, audited: Topology, client: Client
+) -> None:
+    vhost = audited.vhost
+    sidecar = start_sidecar()
+    publish(client, sidecar.amqp_port, vhost, numbered(range(10)))
+    (told,) = audited.run("plan").stdout.split("cannot be done:\n")[1].splitlines()[:1]
+    assert "group 'audit' exists and is not in the file: add it to groups, or take it away with: " in told
+    assert told.endswith("ring-proxy topology retire-group orders audit")
+
+    waited = audited.run("retire-group", *retiring(audited, timeout="2"))
+    assert waited.returncode == 2
+    assert "waited 2 s for the queues to be empty twice: orders.audit." in waited.stderr
+    audited.did("check")
+    publish(client, sidecar.amqp_port, vhost, numbered(range(10, 20)))
+
+    dropped = audited.did("retire-group", *retiring(audited, "--drop"))
+    assert dropped.splitlines() == [f"delete queue {queue}" for queue in AUDIT]
+    assert audited.did("retire-group", *retiring(audited)).endswith("nothing to do\n")
+    audited.did("check")
+    assert sum(map(len, vhost.drain_all().values())) == 20
+
+
+def test_a_group_that_is_kept_has_its_messages_when_it_is_added_again(
+    start_sidecar: StartSidecar, audited: Topology, client: Client
+) -> None:
+    sidecar = start_sidecar()
+    publish(client, sidecar.amqp_port, audited.vhost, numbered(range(10)))
+    told = audited.did("retire-group", *retiring(audited, "--keep"))
+    assert "get no more copies, and keep their messages" in told
+    publish(client, sidecar.amqp_port, audited.vhost, numbered(range(10, 20)))
+    audited.write(WITH_AUDIT)
+    audited.did("apply")
+    publish(client, sidecar.amqp_port, audited.vhost, numbered(range(20, 30)))
+    landed = audited.vhost.drain_all()
+    got = sorted(int(each.body) for queue in AUDIT for each in landed[queue])
+    assert got == [*range(10), *range(20, 30)]
+
+
+def test_killed_while_it_takes_a_group_away_it_goes_on(audited: Topology) -> None:
+    command = ["topology", "retire-group", *audited.flags(), *retiring(audited)]
+    for lines in (2, 6):
+        killed(command, lines)
+    audited.did("retire-group", *retiring(audited))
+    audited.did("check")
+    assert sorted(audited.vhost.queues()) == SHARDS
+
+
+def takes(sidecar: Sidecar, client: Client, vhost: str, group: str, log: list[int], count: int) -> None:
+    """Be a member of a group for so many messages, then leave with others that are not acked."""
+    with client.session(sidecar.amqp_port, vhost) as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1, exchange=group, prefetch=20)
+        for _ in range(count):
+            (got,) = deliveries(wire, 1, 1)
+            log.append(int(got.body))
+            wire.tell(1, Basic.Ack(got.number))
+        wire.tell(0, Connection.Close(200, "", 0, 0))
+        while not isinstance(wire.read()[1], Connection.CloseOk):
+            pass
+
+
+@pytest.mark.versions
+def test_each_group_is_complete_and_in_order_while_members_leave(
+    start_sidecar: StartSidecar, topology: Topology, client: Client
+) -> None:
+    vhost = topology.vhost.name
+    topology.write('[[exchange]]\nname = "orders"\nshards = 3\ngroups = ["audit"]\n')
+    topology.did("apply")
+    sidecars = [start_sidecar(groups="orders") for _ in range(2)]
+    logs: dict[str, list[int]] = {"orders": [], "orders/audit": []}
+
+    def comes_and_goes(group: str, sidecar: Sidecar) -> None:
+        for _ in range(3):
+            takes(sidecar, client, vhost, group, logs[group], 30)
+
+    with publishing(sidecars[0], client, vhost) as confirmed:
+        members = [threading.Thread(target=comes_and_goes, args=(each, at)) for each in logs for at in sidecars]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join()
+    for group, log in logs.items():
+        takes(sidecars[1], client, vhost, group, log, len(confirmed) - len(log))
+        assert sorted(log) == confirmed
+        for queue in SHARDS:
+            of_shard = [number for number in log if owner(SHARDS, f"key {number}") == queue]
+            assert of_shard == sorted(of_shard)

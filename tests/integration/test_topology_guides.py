@@ -144,7 +144,13 @@ def test_the_guide_from_the_first_shard_to_check(
     assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
 
 
-def test_a_group_is_added(broker: Broker, shop: VirtualHost, tmp_path: Path) -> None:
+def test_a_group_is_added_and_taken_away(
+    broker: Broker,
+    shop: VirtualHost,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader = Reader(broker, tmp_path)
     (least,), (groups,) = FILES["Make the shards"], FILES["Add a group"]
     plan, apply = SHARDS["Make the shards"]
@@ -156,6 +162,14 @@ def test_a_group_is_added(broker: Broker, shop: VirtualHost, tmp_path: Path) -> 
     assert "bind orders to exchange orders.lane.4, weight 1, for the groups orders, orders/audit" in told
     reader(apply)
     assert "orders.audit.4" in shop.queues()
+
+    reader.file.write_text(least)
+    (retire,) = SHARDS["Add a group"]
+    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", between_looks(broker))
+    assert reader.here(retire, "", capsys, monkeypatch).endswith("delete queue orders.audit.4\n")
+    (check,) = SHARDS["Check it in CI"]
+    assert reader(check) == "nothing to do\n"
+    assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4)]
 
 
 def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_the_promise_names_the_queue_of_each_group() -> None:
 def test_a_group_that_is_not_in_the_file_any_more_is_refused() -> None:
     end = after(EMPTY, *differ(EMPTY, shards=2, groups=["audit", "billing"]).steps)
     (told,) = differ(end, shards=2, groups=["billing"]).refusals
-    assert "group 'audit' exists and is not in the file: add it to groups" in told
+    assert "group 'audit' exists and is not in the file: add it to groups, or take it away with: " in told
+    assert told.endswith("ring-proxy topology retire-group orders audit")
 
 
 def test_a_queue_that_somebody_has_deleted_is_made_again() -> None:
