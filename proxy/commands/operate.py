@@ -11,7 +11,6 @@ from proxy.commands.questions import WHICH, QuestionError, ask, rings
 from proxy.groups.operators import Act, Answer, Order
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
-from proxy.topology.bindings import ORDERS_SUFFIX
 
 SETTINGS: Final = (
     *("broker_url", "broker_password_file", "broker_addresses", "ca_file", "client_cert_file", "client_key_file"),
@@ -24,6 +23,13 @@ ACTS: Final = {
     Act.DEAD_LETTER: "publish the first message of a key in series as a dead letter, so that its key goes on",
 }
 """The parts of the command, and what each does."""
+
+_DONE: Final = {
+    Act.RELEASE: "released",
+    Act.SKIP: "acked and so lost",
+    Act.DEAD_LETTER: "publishing, and acking once that is confirmed,",
+}
+"""The words for what was done."""
 
 _ANSWERED_WITHIN: Final = 5.0
 """Seconds in which a sidecar must answer."""
@@ -45,10 +51,12 @@ def run(settings: Settings, sidecar: str, vhost: str | None, exchange: str, act:
         order = _order(answer, act, key)
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {WHICH}") from None
-    why = asyncio.run(_sent(settings, vhost, exchange, order))
+    if not (orders := answer.get("orders")):
+        raise QuestionError(f"{sidecar}: takes no orders for the group {exchange!r}: its groups_operators is empty")
+    why = asyncio.run(_sent(settings, vhost, str(orders), order))
     if why:
         raise QuestionError(f"{act}: not done: {why}")
-    return f"{act}: done with the message {order.fingerprint} of shard {order.shard}"
+    return f"{act}: {_DONE[act]} the message {order.fingerprint} of shard {order.shard}"
 
 
 def _order(answer: Mapping[str, Any], act: Act, key: str) -> Order:
@@ -66,7 +74,10 @@ def _order(answer: Mapping[str, Any], act: Act, key: str) -> Order:
 
 
 async def _sent(settings: Settings, vhost: str, exchange: str, order: Order) -> str:
-    """Send an order and await its answer; return why it was not done. Raises QuestionError where that is not known."""
+    """Publish an order and await its answer; return why it was not done.
+
+    Raises QuestionError where that is not known.
+    """
     # Imported only where they are needed: aio-pika takes 10 MiB of memory.
     import aio_pika
     from aio_pika.abc import AbstractIncomingMessage
@@ -82,7 +93,6 @@ async def _sent(settings: Settings, vhost: str, exchange: str, order: Order) -> 
         if not answered.done():
             answered.set_result(message.body)
 
-    name = f"{exchange}{ORDERS_SUFFIX}"
     message = aio_pika.Message(msgspec.json.encode(order), user_id=user, reply_to=_REPLY_TO)
     try:
         connection = await connector(settings, files, vhost, "ringproxy operator")()
@@ -91,16 +101,16 @@ async def _sent(settings: Settings, vhost: str, exchange: str, order: Order) -> 
     try:
         channel = await connection.channel(on_return_raises=True)
         await (await channel.get_queue(_REPLY_TO, ensure=False)).consume(take, no_ack=True)
-        orders = await channel.get_exchange(name, ensure=False)
+        orders = await channel.get_exchange(exchange, ensure=False)
         await orders.publish(message, "", timeout=_ANSWERED_WITHIN)
         async with asyncio.timeout(_ANSWERED_WITHIN):
             return msgspec.json.decode(await answered, type=Answer).why
     except PublishError:
-        raise QuestionError(f"no sidecar takes orders for the group of {exchange!r} (groups_operators)") from None
+        raise QuestionError(f"no sidecar gets the orders of the exchange {exchange!r} by now") from None
     except (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError) as error:
-        raise QuestionError(f"the broker refuses the order to the exchange {name!r}: {error}") from None
+        raise QuestionError(f"the broker refuses the order to the exchange {exchange!r}: {error}") from None
     except TimeoutError:
-        why = f"no sidecar has answered in {_ANSWERED_WITHIN:g} s; look at the key once more"
+        why = f"no sidecar has answered in {_ANSWERED_WITHIN:g} s, so look at the key once more"
         raise QuestionError(f"{why}, and at whether groups_operators names the user {user!r}") from None
     finally:
         await connection.close()

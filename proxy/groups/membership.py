@@ -75,7 +75,8 @@ class Room:
         """
         self.line, self._group, self._name = line, group, exchange
         self._heard, self._ordered, self._changed = heard, ordered, changed
-        self._orders = f"{exchange}{ORDERS_SUFFIX}"
+        self.orders = f"{exchange}{ORDERS_SUFFIX}" if ordered is not None else ""
+        """The name of the exchange of operators' orders; empty where there is none."""
         self.fault = "not connected yet"
         """Why no beats are sent or received; empty while they are."""
         self._next: bytes | None = None
@@ -142,7 +143,7 @@ class Room:
         own = await channel.get_queue(queue, ensure=False)
         await own.bind(asked, queue)
         if self._ordered is not None:
-            await own.bind(await channel.declare_exchange(self._orders, aio_pika.ExchangeType.FANOUT, durable=True))
+            await own.bind(await channel.declare_exchange(self.orders, aio_pika.ExchangeType.FANOUT, durable=True))
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
@@ -152,7 +153,7 @@ class Room:
             return
         if message.exchange == self._name and self._heard(message.body):
             self._sent_at = 0.0
-        elif message.exchange == self._orders and self._ordered is not None:
+        elif self._ordered is not None and message.exchange == self.orders:
             self._ordered(Sent(message.user_id or "", message.body, message.reply_to or ""))
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange, queue: str) -> None:
@@ -223,12 +224,16 @@ class Line:
 
     async def answer(self, queue: str, body: bytes) -> None:
         """Publish an answer to a queue; that it may be lost, or is refused, is told to nobody."""
-        with contextlib.suppress(Exception):
+        channel: AbstractChannel | None = None
+        try:
             async with asyncio.timeout(ANSWERED_WITHIN):
                 # A right that is missing closes the channel, which is no other's.
                 channel = await self.beats.channel()
                 await channel.default_exchange.publish(aio_pika.Message(body), queue)
-                await channel.close()
+        except Exception as error:  # aio-pika raises many kinds, and the asker finds out by itself
+            log.debug("virtual host %r: no answer to an order: %s", self.vhost, error)
+        finally:
+            await _closed(channel)
 
     async def consumers(self, queue: str) -> int | None:
         """Return how many consumers a queue has, by a passive declaration; None where the broker does not tell.

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 MAX_BYTES: Final = 4096
 """The most bytes of one order."""
 
-_Digits = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+_Digits = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
 
 
 class Act(StrEnum):

@@ -74,6 +74,7 @@ def keys_report(group: RunningGroup, keys: list[BlockedKey]) -> dict[str, Any]:
         "vhost": group.name[0],
         "exchange": group.name[1],
         "in_series": True in state.in_series,
+        "orders": group.room.orders or None,
         "keys": [
             {
                 "shard": key.shard,

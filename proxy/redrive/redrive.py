@@ -222,9 +222,8 @@ class Redrive:
     async def _ready(self, queue: bytes) -> int:
         """Return how many messages are ready in the queue of dead letters, once nobody consumes it.
 
-        The letters that an ended run held come back only when the queue has heard of its end, some time after the lock
-        is free. A
-        consumer that comes before would get later letters first. Raises RedriveError.
+        The letters that an ended run held come back when the queue has heard of its end, some time after the lock is
+        free. A consumer that comes before would get later letters first. Raises RedriveError.
         """
         until = asyncio.get_running_loop().time() + _TAKEN_WITHIN
         while True:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from pamqp.commands import Basic, Channel, Queue
 
-from proxy.commands.group import show
+from proxy.commands.group import MEMBERS_VIEW, show
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, shard_queue, waiting
@@ -104,7 +104,7 @@ def test_the_lag_of_each_group_without_a_member(
 
     wait_until("the copies of one group", lambda: (lag("orders"), lag("orders/audit")) == (0, 12))
     assert [each["shard"] for each in report(sidecar, fanned, "orders/audit")["shards"]] == AUDIT
-    lines = show(sidecar.admin_url, fanned.name, "orders/audit", as_json=False).splitlines()
+    lines = show(sidecar.admin_url, fanned.name, "orders/audit", MEMBERS_VIEW, as_json=False).splitlines()
     assert lines[0].startswith(f"group        orders/audit in virtual host {fanned.name}, 3 shards, no member")
     answer = sidecar.admin(f"/groups/{quote(fanned.name, safe='')}/{quote('orders/adit', safe='')}")
     assert answer.status == 404

@@ -196,7 +196,7 @@ def test_an_operator_decides_what_becomes_of_a_key_that_stands_still(
         assert ordered("skip", "nosuch") == (2, "ring-proxy: KEY: 'nosuch' does not wait at this sidecar")
         status, told = ordered("release", "bad")
         assert status == 0, told
-        assert told.startswith("release: done with the message ")
+        assert told.startswith("release: released the message ")
         seen = work(wire, lambda content: True)
         assert seen == [("bad 1", 1)]
         wait_for_state("stopped")

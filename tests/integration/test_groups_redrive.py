@@ -221,7 +221,7 @@ def test_a_run_whose_sidecar_ends_says_so_and_the_next_one_goes_on_at_another(
 
 def at_work(client: Client, at: Sidecar, vhost: VirtualHost, most: int) -> None:
     """Return once no more than so many letters are ready: the others are done, or delivered to the redriver."""
-    wait_until("part of it is done", lambda: left_in(client, at.amqp_port, vhost) <= most)
+    wait_until("part of it is done", lambda: left_in(client, at.amqp_port, vhost) <= most, 120)
 
 
 @KINDS

@@ -13,9 +13,6 @@ from proxy.groups.model import LinkState
 RELEASE: Final = "release"
 SKIP: Final = "skip"
 
-OPERATOR: Final = "operator"
-"""The reason of a dead letter that an operator has ordered."""
-
 _REFUSED: Final = {
     HeldState.CLIENT.value: "its client works on the message now",
     HeldState.DEAD.value: "the message is a dead letter already, whose confirm is awaited",
@@ -43,7 +40,7 @@ def operate(g: Consuming, hidden: HiddenChannel, act: str, key_hash: str, finger
         return "groups_dead_letter of its sidecar names no exchange"
     else:
         held.window.series.bury(held)
-        retries.bury(g, hidden, held, OPERATOR)
+        retries.bury(g, hidden, held)
     g.retrying[consumer] = None
     return ""
 

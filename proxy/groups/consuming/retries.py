@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 LIMIT: Final = "retry-limit"
 """The reason of a dead letter that was tried as often as it may."""
 
+OPERATOR: Final = "operator"
+"""The reason of a dead letter that an operator has ordered."""
+
 
 def known(hidden: HiddenChannel, held: Held) -> float:
     """Set the tries that a message has behind it as it comes; return when the next is due, in monotonic seconds.
@@ -92,15 +95,16 @@ def exhausted(g: Consuming, held: Held) -> None:
             *(member.exchange, g.c.vhost, shard, held.tries),
         )
         return
-    bury(g, source, held, LIMIT)
+    bury(g, source, held)
 
 
-def bury(g: Consuming, source: HiddenChannel, held: Held, reason: str) -> None:
+def bury(g: Consuming, source: HiddenChannel, held: Held) -> None:
     """Have a message published as a dead letter. Until that is confirmed its link holds it, and does not end."""
     assert source.link is not None
     source.link.unacked += 1
     exchange, shard = source.consumer.member.exchange, source.link.shard
     key = routing_key(held.frames, 0, held.header_at, held.body_at)
+    reason = OPERATOR if held.buried else LIMIT
     letter = Letter(g.c.vhost, exchange, shard, key, held.header, held.body, held.tries, reason)
     g.events.append(DeadLetterDue(held, letter))
 

@@ -126,8 +126,8 @@ class Held:
     """One message that the broker has delivered, from then until it is settled."""
 
     __slots__ = (
-        "after", "again", "at", "body_at", "due", "fingerprint", "frames", "header_at", "key", "returned_at", "state",
-        "tag", "tries", "window",
+        "after", "again", "at", "body_at", "buried", "due", "fingerprint", "frames", "header_at", "key", "returned_at",
+        "state", "tag", "tries", "window",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +153,8 @@ class Held:
         """The message's own among all of its shard (`retries.fingerprint`); empty before it is needed."""
         self.again = False
         """Whether the client has had the message before."""
+        self.buried = False
+        """Whether an operator has the message published as a dead letter, however often it was tried."""
         self.after: Held | None = None
         """The next message of the key; None if this is the last."""
 
@@ -381,11 +383,11 @@ class Series:
         while count < most and (due := self.due) is not None and due <= now:
             held = heappop(self._retries)[2]
             count += 1
-            if not 0 < self.rules.limit <= held.tries:
+            if not held.buried and not 0 < self.rules.limit <= held.tries:
                 held.state = _READY
                 self._ready.append(held)
             else:
-                held.state = _DEAD if self.rules.dead_letters else _STOPPED
+                held.state = _DEAD if self.rules.dead_letters or held.buried else _STOPPED
                 self.stopped += held.state == _STOPPED
                 ended.append(held)
         return count, ended
@@ -393,15 +395,15 @@ class Series:
     def go_on_at_once(self, held: Held) -> None:
         """Take it that an operator releases a message: it is tried now, and has all its tries again."""
         self._unretried(held)
-        held.tries = 0
+        held.tries, held.buried = 0, False
         if held.state != _READY:
             held.state = _READY
             self._ready.append(held)
 
     def bury(self, held: Held) -> None:
         """Take it that an operator has a message published as a dead letter."""
-        self._unretried(held)
-        held.state = _DEAD
+        self.stopped -= held.state == _STOPPED
+        held.state, held.buried = _DEAD, True
 
     def _unretried(self, held: Held) -> None:
         self.retried.pop(held, None)

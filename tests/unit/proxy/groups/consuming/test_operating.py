@@ -89,6 +89,29 @@ def test_a_message_that_is_dead_lettered_is_acked_once_that_is_confirmed() -> No
     assert wire.to_client() == seen(2)
 
 
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_a_dead_letter_that_an_operator_ordered_and_nobody_confirmed_is_published_again(limit: int) -> None:
+    wire = Limited(RULES._replace(limit=limit))
+    wire.broker(deliver(A, 1) + deliver(A, 2))
+    returned(wire, 1)
+    since = wire.c.now
+    (key,) = wire.actions.blocked_keys(wire.member, "q1")
+    wire.told()
+    assert operate(wire, key, Act.DEAD_LETTER) == ""
+    (event,) = [event for event in wire.told() if isinstance(event, DeadLetterDue)]
+    assert wire.actions.backlog(wire.member) == Backlog(1, 0, since, 0)
+    settle.dead_lettered(wire.consuming, event.held, is_confirmed=False)
+    assert wire.actions.backlog(wire.member) == Backlog(1, 0, since, 0)
+    wire.wait(5.0)
+    (again,) = [event for event in wire.told() if isinstance(event, DeadLetterDue)]
+    assert again.letter.reason == "operator"
+    assert wire.both(b"") == (b"", b""), "the client or the broker has got something of it"
+    settle.dead_lettered(wire.consuming, again.held, is_confirmed=True)
+    assert wire.to_broker() == ack(A, 1)
+    assert wire.to_client() == seen(2)
+    assert wire.actions.backlog(wire.member) == Backlog(0, 0, 0.0, 0)
+
+
 @pytest.mark.parametrize("act", Act)
 def test_an_order_that_cannot_be_done_does_nothing_and_says_why(act: Act) -> None:
     wire, key = stopped(RULES._replace(buries=False))
@@ -125,7 +148,16 @@ def test_an_order_is_decoded() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", b"[]", b"\xff", ORDER.replace(b"skip", b"x"), ORDER.replace(b"aa", b"a"), ORDER[:-1] + b',"x":1}'],
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        ORDER.replace(b"skip", b"x"),
+        ORDER.replace(b"aa", b"a"),
+        ORDER.replace(b'a"', b'a\\n"'),
+        ORDER[:-1] + b',"x":1}',
+    ],
 )
 def test_a_message_that_is_no_order_is_refused(body: bytes) -> None:
     with pytest.raises(OrderError):
