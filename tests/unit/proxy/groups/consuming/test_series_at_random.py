@@ -1,0 +1,310 @@
+"""Sessions in series with random clients, operators and moves, before a model of the broker that keeps what is unacked.
+
+Each run checks at each step: the broker gets an ack only of a message that the client has acked, an operator has
+skipped or whose dead letter is confirmed; it gets no requeue; a key's next message is not passed before the one before
+it is done; and the counts are those of the messages. At the end all messages are done.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from struct import pack
+from typing import Final, NamedTuple
+
+import pytest
+
+from proxy.groups.consuming import settle
+from proxy.groups.consuming.events import DeadLetterDue
+from proxy.groups.consuming.hidden import Consumer, HiddenChannel
+from proxy.groups.consuming.series import Held, HeldState, Rules
+from proxy.groups.model import LinkState
+from proxy.groups.operators import Act, Order
+from proxy.session import broker_loop, client_loop
+from proxy.wire.frames import BODY, METHOD, U64
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened
+from tests.unit.proxy.session.wire import Frame, ack, method, split
+
+RUNS: Final = 100
+STEPS: Final = 250
+SHARDS: Final = ("q1", "q2")
+KEYS: Final = 8
+
+OPEN, CLOSE = (20, 10), (20, 40)
+DELIVER, ACK, REJECT, RECOVER, NACK = (60, 60), (60, 80), (60, 90), (60, 110), (60, 120)
+
+
+class Message(NamedTuple):
+    """One message, in the order of its publish."""
+
+    number: int
+    key: int
+
+    @property
+    def shard(self) -> str:
+        return SHARDS[self.key % 2]
+
+
+class Run(Grouping):
+    """One session with a member of two shards, its client, and the model of its broker."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.r = random.Random(seed)
+        limit, is_dead = self.r.choice((0, 1, 3)), self.r.random() < 0.5
+        self.consuming.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True)
+        self.queues: dict[str, list[tuple[Message, bool]]] = {shard: [] for shard in SHARDS}
+        """The messages that are ready, and whether they come again."""
+        self.unacked: dict[int, dict[int, Message]] = defaultdict(dict)
+        """By hidden channel and the broker's delivery tag."""
+        self.tags: dict[int, int] = {}
+        """By hidden channel that is open, the last delivery tag."""
+        self.with_client: dict[int, Message] = {}
+        """The messages that the client holds, by its delivery tag."""
+        self.may_go: set[Message] = set()
+        """Those that the client has acked, that an operator has skipped, or whose dead letter is confirmed."""
+        self.rejected: set[Message] = set()
+        self.done: set[Message] = set()
+        self.published: list[Message] = []
+        self.letters: list[DeadLetterDue] = []
+        self.member = self.join(SHARDS, arguments={"x-ring-in-series": True})
+        self.tags = {link.channel: 0 for link in self.member.links.values()}
+        self.c.now = time.monotonic() - 60.0  # so that what counts after a second counts as a link ends
+
+    # The broker
+
+    def pump(self) -> None:
+        """Have the broker take all that it gets, and the client read all that it gets, until nothing more comes."""
+        while data := self.to_broker():
+            answers = b"".join(self._taken(frame) for frame in split(data) if frame.kind == METHOD)
+            broker_loop.from_broker(self.c, answers)
+        self.read()
+        self.letters += [event for event in self.told() if isinstance(event, DeadLetterDue)]
+
+    def _taken(self, frame: Frame) -> bytes:
+        number = frame.channel
+        if number < FIRST:
+            return b""
+        if frame.id == OPEN:
+            self.tags[number] = 0
+            return opened(number)
+        if frame.id == CLOSE:
+            del self.tags[number]
+            for message in self.unacked.pop(number, {}).values():
+                self.queues[message.shard].append((message, True))
+            for queue in self.queues.values():
+                queue.sort()
+            return closed(number)
+        assert frame.id != RECOVER
+        if frame.id in (ACK, REJECT, NACK):
+            tag, bits = U64.unpack_from(frame.payload, 4)[0], frame.payload[12]
+            self._settled(self.unacked[number], tag, frame.id, bits)
+        return b""
+
+    def _settled(self, unacked: dict[int, Message], tag: int, by: tuple[int, int], bits: int) -> None:
+        assert tag in unacked, "the broker does not know the tag"
+        if by != ACK:
+            assert bits == 0, "the broker gets a requeue, or several at once"
+        many = by == ACK and bits
+        for each in [each for each in unacked if each <= tag] if many else [tag]:
+            message = unacked.pop(each)
+            assert message in (self.may_go if by == ACK else self.rejected), (
+                f"{message} is settled, and nobody did that"
+            )
+            self.done.add(message)
+
+    def publish(self) -> None:
+        for _ in range(self.r.randrange(8)):
+            message = Message(len(self.published), self.r.randrange(KEYS))
+            self.published.append(message)
+            self.queues[message.shard].append((message, False))
+
+    def deliver(self) -> bytes:
+        """Deliver some messages; return the bytes that have yet to come, perhaps from the middle of one on."""
+        data = b""
+        for shard, link in self.member.links.items():
+            if link.channel not in self.tags or link.state not in (LinkState.OPEN, LinkState.LEAVING):
+                continue
+            for _ in range(min(self.r.randrange(6), len(self.queues[shard]))):
+                message, again = self.queues[shard].pop(0)
+                tag = self.tags[link.channel] = self.tags[link.channel] + 1
+                self.unacked[link.channel][tag] = message
+                body = b"%d,%d" % message
+                data += deliver(link.channel, tag, body, key=b"k%d" % message.key, redelivered=again)
+        cut = self.r.randrange(len(data) + 1) if self.r.random() < 0.5 else len(data)
+        broker_loop.from_broker(self.c, data[:cut])
+        return data[cut:]
+
+    # The client
+
+    def read(self) -> None:
+        tag = 0
+        for frame in split(self.to_client()):
+            if frame.kind == METHOD:
+                assert frame.id == DELIVER, "the client's channel is closed"
+                tag = U64.unpack_from(frame.payload, 5 + frame.payload[4])[0]
+            elif frame.kind == BODY:
+                message = Message(*map(int, frame.payload.split(b",")))
+                self.with_client[tag] = message
+                before = [each for each in self.published[: message.number] if each.key == message.key]
+                assert self.may_go.union(self.rejected).issuperset(before), f"{message} comes before one of its key"
+
+    def answer(self) -> None:
+        """Answer some messages in one read, or in two that part in the middle of a frame."""
+        self.read()
+        data = b"".join(self._an_answer() for _ in range(self.r.randrange(1, 6)) if self.with_client)
+        cut = self.r.randrange(len(data) + 1)
+        client_loop.from_client(self.c, data[:cut])
+        client_loop.from_client(self.c, data[cut:])
+
+    def _an_answer(self) -> bytes:
+        tag = self.r.choice(list(self.with_client))
+        many = self.r.random() < 0.25
+        tags = [each for each in self.with_client if each <= tag] if many else [tag]
+        messages = [self.with_client.pop(each) for each in tags]
+        what = self.r.choices(("ack", "reject", "requeue"), (6, 1, 3))[0]
+        if what == "ack":
+            self.may_go.update(messages)
+            return ack(1, tag, many)
+        if what == "reject":
+            self.rejected.update(messages)
+        return method(1, *NACK, pack(">QB", tag, many | (2 if what == "requeue" else 0)))
+
+    def recover(self) -> None:
+        self.read()
+        self.with_client.clear()
+        client_loop.from_client(self.c, method(1, *RECOVER, b"\1"))
+
+    # Time, operators, moves
+
+    def wait(self, seconds: float) -> None:
+        self.c.now += seconds
+        settle.try_again(self.consuming)
+
+    def confirm(self, *, is_confirmed: bool) -> None:
+        """Have a dead letter be confirmed or not."""
+        if not self.letters:
+            return
+        held = self.letters.pop(self.r.randrange(len(self.letters))).held
+        source = self.consuming.sources.get(held.window.number)
+        if is_confirmed and isinstance(source, HiddenChannel) and source.window is held.window:
+            message = self.unacked[source.number].get(held.tag)
+            if message is not None and held.state == HeldState.DEAD:
+                self.may_go.add(message)
+        settle.dead_lettered(self.consuming, held, is_confirmed=is_confirmed)
+
+    def order(self, act: Act, state: str = "") -> None:
+        """Have an operator decide about a key that waits, of those in this state, if one is named."""
+        for shard in SHARDS:
+            keys = [key for key in self.actions.blocked_keys(self.member, shard) if state in key.state]
+            if not keys:
+                continue
+            key, now = self.r.choice(keys), self.c.now
+            number = self.member.links[shard].channel
+            (tag,) = [each.tag for each in self.messages(number) if each.key.hex() == key.key_hash and is_first(each)]
+            message = self.unacked[number].get(tag)
+            why = self.actions.operate(self.member, Order(act, shard, key.key_hash, key.fingerprint))
+            if act is Act.SKIP and not why:
+                assert message is not None
+                self.may_go.add(message)
+            self.c.now = now
+
+    def move(self) -> None:
+        shard, now = self.r.choice(SHARDS), self.c.now
+        if shard not in self.member.links:
+            self.actions.open(self.member, shard)
+        else:
+            self.r.choice((self.actions.let_go, self.actions.give_up))(self.member, shard)
+        self.c.now = now
+
+    # The checks
+
+    @property
+    def consumer(self) -> Consumer:
+        (consumer,) = self.consuming.consumers.values()
+        return consumer
+
+    def messages(self, number: int) -> list[Held]:
+        source = self.consuming.sources.get(number)
+        window = source.window if isinstance(source, HiddenChannel) else None
+        return list(window.held.values()) if window is not None else []
+
+    def check(self) -> None:
+        series = self.consumer.series
+        assert series is not None
+        stopped = 0
+        for hidden in self.consumer.hidden:
+            held, window, link = self.messages(hidden.number), hidden.window, hidden.link
+            assert window is not None
+            assert link is not None
+            assert not window.acked, "an ack was gathered, and has not gone out"
+            assert window.waiting == sum(not is_first(each) for each in held)
+            stopped += sum(each.state == HeldState.STOPPED for each in held)
+            if link.state == LinkState.OPEN:
+                first = [each.key for each in held if is_first(each)]
+                assert len(first) == len(set(first)), "a key has two first messages"
+                with_others = (HeldState.CLIENT, HeldState.DEAD)
+                assert link.unacked == sum(each.state in with_others for each in held)
+        assert series.stopped == stopped
+
+    def step(self) -> None:
+        rest = b""
+        what = self.r.choices(
+            ("publish", "deliver", "answer", "recover", "wait", "confirm", "order", "move"),
+            (20, 25, 28, 2, 10, 5, 6, 4),
+        )[0]
+        if what == "deliver":
+            rest = self.deliver()
+        elif what == "wait":
+            self.wait(self.r.random())
+        elif what == "confirm":
+            self.confirm(is_confirmed=self.r.random() < 0.6)
+        elif what == "order":
+            self.order(self.r.choice(list(Act)))
+        else:
+            {"publish": self.publish, "answer": self.answer, "recover": self.recover, "move": self.move}[what]()
+        if rest:
+            self.answer()
+            broker_loop.from_broker(self.c, rest)
+        self.pump()
+        self.check()
+
+    def finish(self) -> None:
+        """Have the client ack all, until all is done."""
+        for _ in range(400):
+            if len(self.done) == len(self.published):
+                return
+            for shard in SHARDS:
+                if shard not in self.member.links:
+                    now = self.c.now
+                    self.actions.open(self.member, shard)
+                    self.c.now = now
+                    self.pump()
+            broker_loop.from_broker(self.c, self.deliver())
+            self.pump()
+            while self.with_client:
+                tag, message = self.with_client.popitem()
+                self.may_go.add(message)
+                client_loop.from_client(self.c, ack(1, tag))
+            while self.letters:
+                self.confirm(is_confirmed=True)
+            self.order(Act.RELEASE, "stopped")
+            self.wait(1.0)
+            self.pump()
+        raise AssertionError(f"{len(self.published) - len(self.done)} messages are not done")
+
+
+def is_first(held: Held) -> bool:
+    return held.state != HeldState.WAITING
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_nothing_is_acked_that_is_not_done_and_each_key_is_in_order(seed: int) -> None:
+    run = Run(seed)
+    for _ in range(STEPS):
+        run.step()
+    run.finish()
+    series = run.consumer.series
+    assert series is not None
+    assert (series.with_client, series.size, series.retried, series.stopped) == (0, 0, {}, 0)
