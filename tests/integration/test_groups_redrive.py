@@ -162,7 +162,8 @@ def test_letters_of_the_group_go_in_their_order_and_all_others_stay_in_theirs(
     )
     assert not complained
     wait_until(
-        "those that stay are back", lambda: vhost.api.ask("GET", "queues", vhost.name, "graves")["messages_ready"] == 12
+        "those that stay are back",
+        lambda: vhost.api.ask("GET", "queues", vhost.name, "graves").get("messages_ready") == 12,
     )
     assert [each.body for each in vhost.drain("graves")] == stay
     found = arrived(vhost)

@@ -436,6 +436,43 @@ def test_poison_message(start_sidecar: StartSidecar, broker: Broker, shop: Virtu
         assert grouping.metric("ringproxy_group_worst_redeliveries", exchange="orders") > 20
 
 
+def test_a_queue_without_copies(
+    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    (look,) = RUNBOOK["Queue without copies"]
+    lines = ("[[exchange]]", 'name = "orders"', f"vhost = {json.dumps(vhost.name)}", "shards = 2", 'groups = ["audit"]')
+    (tmp_path / "topology.toml").write_text("\n".join(lines))
+    shell = Shell({"RINGPROXY_BROKER_URL": broker.amqp_url, "RINGPROXY_MANAGEMENT_URL": broker.management_url})
+    assert "steps done" in shell(f"cd {tmp_path}; ring-proxy topology apply topology.toml")
+    assert "nothing to do" in shell(f"cd {tmp_path}; {look}")
+    sidecar = start_sidecar(sync_interval="1")
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    labels = {"vhost": vhost.name, "exchange": "orders"}
+    assert sidecar.metric("ringproxy_queues_without_copies", **labels) == 0
+    vhost.api.ask("DELETE", "queues", vhost.name, "orders.audit.1")
+    wait_until("it is told", lambda: sidecar.metric("ringproxy_queues_without_copies", **labels) == 1)
+    assert "orders.audit.1" in sidecar.log()
+    assert "orders.audit.1" in shell(f"cd {tmp_path}; {look}", status=1)
+
+
+def test_a_key_that_waits(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Key blocked"]
+    (look_behind,) = RUNBOOK["Window blocked"]
+    grouping = start_sidecar(groups="orders", groups_in_series="orders", groups_window="4", groups_retry_delay="60")
+    shell = Shell(here(broker, grouping))
+    for number in range(4):
+        assert grouping.publish("orders", "c17", str(number).encode(), vhost="shop").status == 200
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        (got,) = deliveries(wire, 1, 1)
+        wire.tell(1, Basic.Reject(got.number, True))
+        wait_until("it is told", lambda: ": to be tried again in " in shell(look))
+        wait_until("all are there", lambda: ", returned once, 3 messages behind it" in shell(look_behind))
+        for metric in ("keys_retried", "windows_blocked"):
+            wait_until(metric, lambda: grouping.metric(f"ringproxy_group_{metric}", exchange="orders") == 1)  # noqa: B023
+
+
 @pytest.fixture
 def reader(shop: VirtualHost) -> Iterator[Client]:
     """Yield a user that reads everything, whose rights are its own."""
