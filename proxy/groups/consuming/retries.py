@@ -92,7 +92,7 @@ def exhausted(g: Consuming, held: Held) -> None:
         log.warning(
             "group %r, virtual host %r: a message of shard %r was tried %d times, and its key stands still"
             " (groups_retry_then = stop)",
-            *(member.exchange, g.c.vhost, shard, held.tries),
+            *(member.group, g.c.vhost, shard, held.tries),
         )
         return
     bury(g, source, held)
@@ -102,10 +102,10 @@ def bury(g: Consuming, source: HiddenChannel, held: Held) -> None:
     """Have a message published as a dead letter. Until that is confirmed its link holds it, and does not end."""
     assert source.link is not None
     source.link.unacked += 1
-    exchange, shard = source.consumer.member.exchange, source.link.shard
+    group, shard = source.consumer.member.group, source.link.shard
     key = routing_key(held.frames, 0, held.header_at, held.body_at)
     reason = OPERATOR if held.buried else LIMIT
-    letter = Letter(g.c.vhost, exchange, shard, key, held.header, held.body, held.tries, reason)
+    letter = Letter(g.c.vhost, group, shard, key, held.header, held.body, held.tries, reason)
     g.events.append(DeadLetterDue(held, letter))
 
 

@@ -79,9 +79,10 @@ def test_a_message_that_is_skipped_is_acked_and_its_key_goes_on() -> None:
 def test_a_message_that_is_dead_lettered_is_acked_once_that_is_confirmed() -> None:
     wire, key = stopped()
     wire.told()
+    wire.member.group = "x/audit"  # of the exchange x
     assert operate(wire, key, Act.DEAD_LETTER) == ""
     (event,) = [event for event in wire.told() if isinstance(event, DeadLetterDue)]
-    assert (event.letter.reason, event.letter.tries) == ("operator", 1)
+    assert (event.letter.group, event.letter.reason, event.letter.tries) == ("x/audit", "operator", 1)
     assert wire.to_broker() == b""
     assert operate(wire, key, Act.SKIP) == "the message is a dead letter already, whose confirm is awaited"
     settle.dead_lettered(wire.consuming, event.held, is_confirmed=True)
