@@ -155,6 +155,11 @@ def _add_question(command: argparse.ArgumentParser) -> None:
     _add_sidecar(command)
 
 
+LOGIN = (*("broker_url", "broker_password_file", "broker_addresses", "ca_file", "client_cert_file", "client_key_file"),)
+"""The settings that the parts of `group` which connect to a broker take as flags; the others of a configuration file do
+nothing there."""
+
+
 def _add_group(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "exchange", metavar="EXCHANGE", help="name of the exchange, or of one of its groups, such as orders/audit"
@@ -175,12 +180,12 @@ def _add_group(command: argparse.ArgumentParser) -> None:
         part.set_defaults(do=_operate, command=part, act=act)
         part.add_argument("key", metavar="KEY", help="the key as the part keys shows it, or its hash")
         _add_sidecar(part, is_part=True)
-        _add_settings(part, operate.SETTINGS)
+        _add_settings(part, LOGIN)
     text = "publish the dead letters of the group again, through a sidecar, and take them out of their queue"
     part = _added(parts, "redrive", text, {**redrive.STATUSES, **STATUSES})
     part.set_defaults(do=_redrive, command=part)
     redrive.add_arguments(part)
-    _add_settings(part, redrive.SETTINGS)
+    _add_settings(part, LOGIN)
 
 
 def _add_watch(command: argparse.ArgumentParser, *, is_part: bool = False) -> None:

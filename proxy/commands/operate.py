@@ -12,11 +12,6 @@ from proxy.groups.operators import Act, Answer, Order
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
 
-SETTINGS: Final = (
-    *("broker_url", "broker_password_file", "broker_addresses", "ca_file", "client_cert_file", "client_key_file"),
-)
-"""The settings that say how to connect to the broker."""
-
 ACTS: Final = {
     Act.RELEASE: "try the first message of a key in series at once, with all its tries again",
     Act.SKIP: "ack the first message of a key in series, which is lost, so that its key goes on",

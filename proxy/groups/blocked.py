@@ -45,7 +45,7 @@ class Backlog(NamedTuple):
     retried: int
     """The keys whose first message was returned at least once and is not settled."""
     stopped: int
-    """Those of them that stand still, as their message was returned as often as it may be."""
+    """The keys among `retried` that stand still: their first message was returned as often as it may be."""
     since: float
     """When the first of `retried` was first returned, in monotonic seconds; 0 if there is none."""
     blocked_windows: int

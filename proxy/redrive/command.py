@@ -13,11 +13,6 @@ from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.parse import ConfigError
 
-SETTINGS: Final = (
-    *("broker_url", "broker_password_file", "broker_addresses", "ca_file", "client_cert_file", "client_key_file"),
-)
-"""The settings that the part takes as flags; the others of a configuration file do nothing here."""
-
 STATUSES: Final = {
     0: "every letter of the group that was in the queue was published again, or --count of them",
     1: "letters of the group were refused and stay; the next run tries them again",

@@ -8,7 +8,7 @@ from statistics import mean
 
 import numpy as np
 
-from proxy.cli import COMMANDS, STATUSES, parser
+from proxy.cli import COMMANDS, LOGIN, STATUSES, parser
 from proxy.commands.operate import ACTS
 from proxy.groups.report import _WORDS
 from proxy.http.admin.metrics import ProxyCollector
@@ -158,7 +158,7 @@ def test_the_parts_of_group_are_documented() -> None:
     told = command_section("ring-proxy group")
     assert "`ring-proxy group EXCHANGE keys`" in told
     assert {cell for cell in first_cells(told) if cell.endswith(" KEY")} == {f"{act} KEY" for act in ACTS}
-    of_settings = {f"--{name.replace('_', '-')}" for name in redrive.SETTINGS}
+    of_settings = {f"--{name.replace('_', '-')}" for name in LOGIN}
     flags = flags_of(parts.choices["redrive"]) - {"-h", "--help"}
     assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
     assert of_settings <= set(re.findall(r"`(--[a-z-]+)`", section))

@@ -114,7 +114,7 @@ class GroupActions:
         source = g.sources.get(link.channel) if link is not None and g.c.running else None
         if not isinstance(source, HiddenChannel):
             return "its shard is about to move"
-        why = operate(g, source, order.act, order.key_hash, order.fingerprint)
+        why = operate(g, source, order)
         self._then()
         return why
 

@@ -31,12 +31,11 @@ def blocked_keys(hidden: HiddenChannel) -> list[BlockedKey]:
     window = hidden.window
     if window is None or hidden.link is None:
         return []
-    found = []
-    for held in window.held.values():
-        is_first = held.state not in (HeldState.WAITING, HeldState.GONE)
-        if is_first and held.key and (held.tries or held.after is not None):
-            found.append(_shown(hidden, hidden.link.shard, held))
-    return found
+    return [
+        _shown(hidden, hidden.link.shard, held)
+        for held in window.held.values()
+        if held.state != HeldState.WAITING and held.key and (held.tries or held.after is not None)
+    ]
 
 
 def _shown(hidden: HiddenChannel, shard: str, held: Held) -> BlockedKey:

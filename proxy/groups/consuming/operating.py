@@ -9,9 +9,7 @@ from proxy.groups.consuming.hidden import Consuming, HiddenChannel
 from proxy.groups.consuming.letters import payload_of
 from proxy.groups.consuming.series import Held, HeldState
 from proxy.groups.model import LinkState
-
-RELEASE: Final = "release"
-SKIP: Final = "skip"
+from proxy.groups.operators import Act, Order
 
 _REFUSED: Final = {
     HeldState.CLIENT.value: "its client works on the message now",
@@ -20,21 +18,21 @@ _REFUSED: Final = {
 """By state, why no order can be done."""
 
 
-def operate(g: Consuming, hidden: HiddenChannel, act: str, key_hash: str, fingerprint: str) -> str:
+def operate(g: Consuming, hidden: HiddenChannel, order: Order) -> str:
     """Do an order; return why it was not done, an empty string where it was."""
     link, consumer = hidden.link, hidden.consumer
-    held = _first(hidden, key_hash)
+    held = _first(hidden, order.key_hash)
     if held is None or link is None:
         return "no message of the key is here"
-    if (held.fingerprint or retries.fingerprint(held.key, held.header, payload_of(held.body))) != fingerprint:
+    if (held.fingerprint or retries.fingerprint(held.key, held.header, payload_of(held.body))) != order.fingerprint:
         return "another message is the first of its key by now"
     if link.state != LinkState.OPEN or consumer.leaving:
         return "its shard is about to move"
     if why := _REFUSED.get(held.state):
         return why
-    if act == RELEASE:
+    if order.act == Act.RELEASE:
         retries.released(hidden, held)
-    elif act == SKIP:
+    elif order.act == Act.SKIP:
         settle.skip(g, hidden, held)
     elif not g.rules.buries:
         return "groups_dead_letter of its sidecar names no exchange"

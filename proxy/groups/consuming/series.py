@@ -242,7 +242,7 @@ class Series:
         self.retried: dict[Held, float] = {}
         """The messages that have tries behind them, the first one first, and when that was, in monotonic seconds."""
         self.stopped = 0
-        """How many of them are STOPPED."""
+        """How many messages of `retried` are STOPPED."""
         self._ready: list[Held] = []
         """From `_next` on the messages that are READY, the one that came to be so first before others, and some GONE.
 
