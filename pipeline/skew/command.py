@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=20,
         metavar="N",
-        help="how many hot keys of each exchange and ring to list (default: 20)",
+        help="how many hot keys of each exchange and ring to list, 10 to 10,000 (default: 20)",
     )
     parser.add_argument(
         "--approximate",
