@@ -225,16 +225,11 @@ def test_the_table_of_rooms_is_in_the_order_of_the_rules() -> None:
     assert order == [room for room in ROOMS if room in order]
 
 
-def test_the_table_and_the_drawing_of_a_session_are_those_that_run() -> None:
+def test_the_table_of_a_sessions_states_is_the_one_that_runs() -> None:
     text = architecture("The states of a session")
     rows = re.findall(r"^\| ([A-Z]+) \| [^|]+ \| ([^|]+) \|$", text, flags=re.M)
     told = {phase: set(following.replace("none", "").replace(",", " ").split()) for phase, following in rows}
     assert told == {phase.name: {other.name for other in TRANSITIONS[phase]} for phase in Phase}
-    drawn = re.findall(r"^    ([A-Z]+) --> ([A-Z]+)$", text, flags=re.M)
-    arrows = {(phase, other) for phase, others in told.items() for other in others}
-    assert set(drawn) == {
-        (phase, other) for phase, other in arrows if other != "OVER" or phase in ("CLOSED", "REFUSING")
-    }
 
 
 def anchors(document: Path) -> set[str]:
