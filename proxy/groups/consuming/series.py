@@ -85,6 +85,18 @@ class Rules(NamedTuple):
     """Whether there is an exchange for dead letters, so that an operator may have a message published there."""
 
 
+LONGEST_SPREAD: Final = 1.25
+
+
+def spread(key: bytes) -> float:
+    """Return by how much the delays of a key are longer than the rules say: a factor from 1 to LONGEST_SPREAD.
+
+    A thousand keys that failed together, as they do when a database is away, are not tried together again: others'
+    messages would wait behind them. `key` is the hash of a key, and empty for a message without one.
+    """
+    return 1.0 + (LONGEST_SPREAD - 1.0) * key[0] / 255.0 if key else 1.0
+
+
 class HeldState(IntEnum):
     """How far a message that the broker has delivered has come."""
 
@@ -328,7 +340,7 @@ class Series:
     def give_back(self, held: Held, now: float) -> float:
         """Take it that the client has returned a message at `now`, monotonic; return the seconds until the next try."""
         self.with_client -= 1
-        delay = min(self.rules.delay * 2.0 ** min(held.tries, 30), self.rules.longest)
+        delay = min(self.rules.delay * 2.0 ** min(held.tries, 30), self.rules.longest) * spread(held.key)
         held.tries += 1
         self.retried.setdefault(held, now)
         if 0 < self.rules.limit <= held.tries:

@@ -7,7 +7,7 @@ import pytest
 from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
-from proxy.groups.consuming.series import Rules
+from proxy.groups.consuming.series import LONGEST_SPREAD, Rules, spread
 from proxy.groups.operators import MAX_BYTES, Act, Order, OrderError, decode
 from tests.unit.proxy.groups.consuming.grouping import closed, deliver, seen
 from tests.unit.proxy.groups.consuming.test_retries import A, Limited
@@ -25,7 +25,7 @@ def stopped(rules: Rules = RULES) -> tuple[Limited, BlockedKey]:
     wire = Limited(rules)
     wire.broker(deliver(A, 1) + deliver(A, 2))
     returned(wire, 1)
-    wire.wait(5.0)
+    wire.wait(5.0 * LONGEST_SPREAD)
     (key,) = wire.actions.blocked_keys(wire.member, "q1")
     assert key.state == "stopped"
     return wire, key
@@ -45,14 +45,14 @@ def test_a_released_message_is_tried_at_once_and_has_all_its_tries_again() -> No
     returned(wire, 2)
     (again,) = wire.actions.blocked_keys(wire.member, "q1")
     assert (again.state, again.tries) == ("to be tried again", 1)
-    assert again.due == wire.c.now + 5.0
+    assert again.due == wire.c.now + 5.0 * spread(bytes.fromhex(again.key_hash))
 
 
 def test_a_message_that_was_released_and_returned_keeps_its_new_delay() -> None:
     wire = Limited(RULES._replace(limit=0))
     wire.broker(deliver(A, 1))
     returned(wire, 1)
-    wire.c.now += 4.0
+    wire.c.now += 4.9
     (key,) = wire.actions.blocked_keys(wire.member, "q1")
     before = wire.c.now
     assert operate(wire, key, Act.RELEASE) == ""
@@ -63,7 +63,7 @@ def test_a_message_that_was_released_and_returned_keeps_its_new_delay() -> None:
     returned(wire, 2)
     wire.wait(1.0)
     assert wire.to_client() == b"", "the message was tried when its first delay was over"
-    wire.wait(4.0)
+    wire.wait(5.0 * LONGEST_SPREAD - 1.0)
     assert wire.to_client()
 
 

@@ -7,6 +7,7 @@ from struct import pack
 from typing import Any
 
 import pytest
+from mmh3 import hash_bytes
 from pamqp import commands
 
 from proxy.groups.consuming import settle
@@ -14,7 +15,7 @@ from proxy.groups.consuming.deliver import MOST_PASSED
 from proxy.groups.consuming.events import LinkRefused
 from proxy.groups.consuming.letters import Letter, header_of
 from proxy.groups.consuming.retries import fingerprint
-from proxy.groups.consuming.series import MOST_BYTES, Held, HeldState, Rules, Series, Window
+from proxy.groups.consuming.series import LONGEST_SPREAD, MOST_BYTES, Held, HeldState, Rules, Series, Window
 from proxy.groups.consuming.tags import MOST_UNACKED
 from proxy.session import broker_loop, client_loop
 from proxy.wire.frames import U64, Fault
@@ -139,7 +140,7 @@ def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind()
 
 def test_the_delay_doubles_up_to_the_longest() -> None:
     series = Series(Rules(200, 1.0, 5.0), 0)
-    held = message(Window(series, 1), 1, b"k", 0.0)
+    held = message(Window(series, 1), 1, b"\0k", 0.0)
     series.arrive(held)
     delays = []
     for _ in range(5):
@@ -157,7 +158,7 @@ def test_the_delay_doubles_up_to_the_longest() -> None:
 def test_the_limit_is_judged_when_the_delay_is_over(dead_letters: bool) -> None:
     series = Series(Rules(200, 1.0, 1.0, 2, dead_letters), 0)
     window = Window(series, 1)
-    first, second = (message(window, tag, b"k", 0.0) for tag in (1, 2))
+    first, second = (message(window, tag, b"\0k", 0.0) for tag in (1, 2))
     series.arrive(first)
     series.arrive(second)
     for now in (10.0, 20.0):
@@ -179,7 +180,7 @@ def test_the_limit_is_judged_when_the_delay_is_over(dead_letters: bool) -> None:
 
 def test_a_dead_letter_that_is_not_confirmed_is_published_again_and_not_tried() -> None:
     series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
-    held = message(Window(series, 1), 1, b"k", 0.0)
+    held = message(Window(series, 1), 1, b"\0k", 0.0)
     series.arrive(held)
     series.pass_on()
     series.give_back(held, 10.0)
@@ -193,7 +194,7 @@ def test_a_dead_letter_outlives_its_window_until_it_is_confirmed() -> None:
     """Its link does not end before; nothing else of the window stays."""
     series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
     window = Window(series, 1)
-    dead, other = (message(window, tag, key, 0.0) for tag, key in ((1, b"a"), (2, b"b")))
+    dead, other = (message(window, tag, key, 0.0) for tag, key in ((1, b"\0a"), (2, b"\0b")))
     for held in (dead, other):
         series.arrive(held)
     assert series.pass_on() is dead
@@ -204,6 +205,19 @@ def test_a_dead_letter_outlives_its_window_until_it_is_confirmed() -> None:
     series.settle(dead)
     assert series.size == 0
     assert not window.held
+
+
+def test_keys_that_failed_together_are_not_tried_again_together() -> None:
+    series = Series(Rules(0, 1.0, 5.0), 0)
+    window = Window(series, 1)
+    for number in range(1_000):
+        series.arrive(message(window, number + 1, hash_bytes(b"key-%d" % number), 0.0))
+    while (held := series.pass_on()) is not None:
+        series.give_back(held, 100.0)
+    tried = [series.release(100.0 + at / 20, 1_000)[0] for at in range(19, 26)]
+    assert tried[0] == 0
+    assert sum(tried) == 1_000, "a delay is longer by a quarter at the most"
+    assert max(tried) < 300
 
 
 def test_a_message_that_comes_before_its_next_try_is_due_waits_for_it_with_its_key() -> None:
@@ -312,11 +326,12 @@ def test_a_returned_message_comes_again_with_the_number_of_the_try() -> None:
     assert said(wire, again(1)) == (b"", b""), "the broker would deliver it behind later ones"
     (consumer,) = wire.consuming.retrying
     assert consumer.series is not None
-    assert consumer.series.due == wire.c.now + 1.0
+    assert consumer.series.due is not None
+    assert 1.0 <= consumer.series.due - wire.c.now <= LONGEST_SPREAD
     wire.c.now += 0.9
     settle.try_again(wire.consuming)
     assert wire.to_client() == b""
-    wire.c.now += 0.2
+    wire.c.now += 0.4
     settle.try_again(wire.consuming)
     head = headers(1, 5, ATTEMPT + entry(b"a", b"t", b"\1"))
     assert wire.to_client() == seen(2, redelivered=True, head=head)
