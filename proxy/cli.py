@@ -1,4 +1,8 @@
-"""The command ring-proxy: run, config, explain, diff, group, topology."""
+"""The command ring-proxy: run, config, explain, diff, group, topology.
+
+Each command imports its own modules as it begins. A sidecar keeps none of the others' in memory, and a question to a
+sidecar does not wait until all of a sidecar is imported.
+"""
 
 import argparse
 import gc
@@ -11,16 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import uvloop
-
 from proxy import __version__
-from proxy.app import run
 from proxy.commands import group as consumer_group
-from proxy.commands import operate
-from proxy.commands.check import mistakes
+from proxy.commands.asking import QuestionError
 from proxy.commands.group import MEMBERS_VIEW
 from proxy.commands.keys import KEYS_VIEW
-from proxy.commands.questions import QuestionError, diff, explain
 from proxy.process import memory
 from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
@@ -39,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a mistake in settings or arguments."""
     given = sys.argv[1:] if arguments is None else arguments
     # The arguments of another command would have its modules imported.
-    named = {command.name for command in COMMANDS}.intersection(given[:1])
-    options, unknown = parser(*named).parse_known_args(given)
+    options, unknown = parser(given[0] if given else "").parse_known_args(given)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -166,7 +164,7 @@ def _add_group(command: argparse.ArgumentParser) -> None:
     )
     _add_sidecar(command)
     _add_watch(command)
-    # Imported only for this command: a sidecar needs none of its modules.
+    from proxy.commands import operate
     from proxy.redrive import command as redrive
 
     command.set_defaults(view=MEMBERS_VIEW)
@@ -212,7 +210,6 @@ def _add_pair(command: argparse.ArgumentParser) -> None:
 
 
 def _add_topology(command: argparse.ArgumentParser) -> None:
-    # Imported only for this command: a sidecar would keep its modules, and aio-pika, in memory for nothing.
     from proxy.shards import command as topology
 
     parts = command.add_subparsers(required=True, metavar="PART")
@@ -253,6 +250,10 @@ def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:
 
 
 def _run(options: argparse.Namespace) -> int:
+    import uvloop
+
+    from proxy.app import run
+
     settings = _settings(options)
     install(settings.log_level, settings.log_format)
     catch_all()
@@ -268,6 +269,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
+    from proxy.commands.check import mistakes
+
     if options.check:
         found = mistakes(_settings(options, secrets=False))
         for mistake in found:
@@ -282,11 +285,15 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from proxy.commands.questions import explain
+
     print(explain(options.sidecar, options.vhost, options.exchange, options.key))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
+    from proxy.commands.questions import diff
+
     text, differ = diff(options.one, options.other)
     print(text)
     return int(differ)
@@ -300,6 +307,8 @@ def _group(options: argparse.Namespace) -> int:
 
 
 def _operate(options: argparse.Namespace) -> int:
+    from proxy.commands import operate
+
     for flag in ("watch", "json"):
         if getattr(options, flag):
             raise ConfigError(f"{options.act}: --{flag} is of the report, which {options.act} does not print")

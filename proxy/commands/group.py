@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from proxy.commands.questions import WHICH, QuestionError, ask, rings
+from proxy.commands.asking import WHICH, QuestionError, ask, rings
 from proxy.process.logs import escaped
 
 REDRAW: Final = 1.0

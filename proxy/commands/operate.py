@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from proxy.commands.questions import WHICH, QuestionError, ask, rings
+from proxy.commands.asking import WHICH, QuestionError, ask, rings
 from proxy.groups.operators import Act, Answer, Order
 from proxy.settings.config import Settings
 from proxy.settings.files import Files

@@ -104,7 +104,10 @@ def _server() -> socket.socket:
 
 def _serve(asked: socket.socket) -> None:
     """Fork a sidecar for each message, and tell its pid and later its exit status, until the other side ends."""
-    from proxy.cli import main  # noqa: F401 - what forks shall find imported
+    import uvloop  # noqa: F401 - what forks shall find imported, as all below
+
+    from proxy.app import run  # noqa: F401
+    from proxy.cli import main  # noqa: F401
 
     assert kind() == os.environ[KIND], "forks would run other modules than the tests import"
     woken, wake = os.pipe()

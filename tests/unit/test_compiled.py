@@ -86,7 +86,7 @@ def test_version_and_metrics_say_which_runs(pure: str | None, runs: str) -> None
 
 
 def test_source_runs_without_a_look_at_what_is_compiled() -> None:
-    code = "import sys, proxy.cli; print([m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)])"
+    code = "import sys, proxy.app; print([m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)])"
     assert "ringproxy__mypyc" in run("0", "-c", code).stdout
     said = run("1", "-c", code).stdout
     assert "proxy/session/client_loop.py" in said

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from proxy.cli import main
+from proxy.commands.asking import QuestionError
 from proxy.commands.group import MEMBERS_VIEW, show
 from proxy.commands.keys import KEYS_VIEW
-from proxy.commands.questions import QuestionError
 
 MEMBERS = [
     {
