@@ -17,8 +17,6 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import PROTOCOL_HEADER, Client, Wire, encoded, publish_frames, raw_frame, short, wire
 
-pytestmark = pytest.mark.versions
-
 GET_OK = struct.pack(">HH", 60, 71)
 
 BROKERS_HANDSHAKE = 10.0

@@ -27,8 +27,6 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
-pytestmark = pytest.mark.versions
-
 FOLDER = Path(__file__).parent / "clients"
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 COUNT = 300

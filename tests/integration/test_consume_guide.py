@@ -27,8 +27,6 @@ from tests.integration.documents import Document, Shell, tried
 from tests.integration.node_packages import node_modules
 from tests.integration.sidecar import Sidecar
 
-pytestmark = pytest.mark.versions
-
 GUIDE = Document("docs/how-to/consume-with-a-group.md")
 FILES = Document("docs/how-to/consume-with-a-group.md", "toml")
 REDRIVE = Document("docs/how-to/consume-with-a-group.md", 'toml title="redrive.toml"')
@@ -223,6 +221,7 @@ def consumes(sidecar: Sidecar, billing: Path) -> None:
     assert sorted(billing.read_text().splitlines()) == sorted(f"{key} {n}" for n, key in enumerate(keys))
 
 
+@pytest.mark.versions
 def test_consumers_of_the_shards_make_way_and_come_back_in_order(
     broker: Broker, api: BrokerApi, sidecar: Sidecar, program: Path, tmp_path: Path
 ) -> None:

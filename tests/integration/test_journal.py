@@ -31,8 +31,6 @@ from tests.integration.sidecar import Sidecar
 from tests.integration.test_access import refused
 from tests.integration.wire_client import Client
 
-pytestmark = pytest.mark.versions
-
 QUEUES = ["q1", "q2", "q3"]
 
 
@@ -268,6 +266,7 @@ def test_what_http_is_told_besides_confirmed(start_sidecar: StartSidecar, vhost:
     assert [record["outcome"] for record in journalled(sidecar, tmp_path)] == ["confirmed", "passed", "nacked"]
 
 
+@pytest.mark.versions
 async def test_a_stream_queue(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
     home = VirtualHost(vhost.api, login.vhost, [])
     home.permit(USER, configure="the journal", read=".*")
@@ -290,6 +289,7 @@ async def test_a_stream_queue(start_sidecar: StartSidecar, login: Login, vhost: 
         home.permit(USER)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("way", ["by the sidecar", "beforehand"])
 def test_the_rights_that_a_stream_queue_takes(
     start_sidecar: StartSidecar, broker: Broker, login: Login, api: BrokerApi, way: str
@@ -318,6 +318,7 @@ def test_the_rights_that_a_stream_queue_takes(
         shop.delete()
 
 
+@pytest.mark.versions
 def test_a_stream_queue_that_is_deleted_is_declared_again(
     start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
 ) -> None:
@@ -345,6 +346,7 @@ def test_a_stream_queue_that_is_deleted_is_declared_again(
         home.permit(USER)
 
 
+@pytest.mark.versions
 def test_a_stream_queue_that_may_not_be_declared_costs_no_publish(
     start_sidecar: StartSidecar, vhost: VirtualHost
 ) -> None:

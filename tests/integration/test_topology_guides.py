@@ -21,8 +21,6 @@ from tests.integration.conftest import USER, StartSidecar
 from tests.integration.documents import Document, Shell, tried
 from tests.integration.topology import between_looks, fleet_flags
 
-pytestmark = pytest.mark.versions
-
 SHARDS = Document("docs/how-to/shards.md")
 FILES = Document("docs/how-to/shards.md", "toml")
 PROGRAMS = Document("docs/how-to/shards.md", "python")
@@ -182,6 +180,7 @@ def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path)
     assert sorted(shop.queues()) == ["orders.1", "orders.2"]
 
 
+@pytest.mark.versions
 def test_what_consumers_reject_is_kept(
     broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
 ) -> None:
@@ -225,6 +224,7 @@ def consumed(channel: BlockingChannel, queue: str) -> Consumed:
     return Consumed(int(method.delivery_tag or 0), str(method.routing_key), bytes(body or b""), death)
 
 
+@pytest.mark.versions
 def test_basic_get_works_on_shards_without_a_single_active_consumer(
     broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
 ) -> None:
