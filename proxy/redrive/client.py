@@ -3,6 +3,9 @@
 Keys and headers may be any bytes, and the ring may hash either, so a message goes out again as the bytes that came; a
 client library would decode and encode them. Deliveries are read only when they are asked for, so a connection that
 consumes publishes nothing: what the broker has sent ahead waits in its socket, and not here.
+
+`proxy/publisher/` does not serve: it connects again by itself, and holds no lock. The lock is a queue of the connection
+that publishes, so that whoever has lost the lock cannot publish.
 """
 
 import asyncio

@@ -10,7 +10,9 @@ With one consumer that keeps the order, with basic.get or a nack it does not: 12
 RabbitMQ 3.10.8 and 4.3.6 came back in another one. The prefetch thereby limits how many may stay. A small one comes
 first: what was delivered and not read counts as redelivered, should the run be killed.
 
-An exclusive queue is the lock: RabbitMQ does not honour exclusive consumers of quorum queues (observed).
+An exclusive queue is the lock: RabbitMQ does not honour exclusive consumers of quorum queues (observed). It belongs to
+the connection that publishes. If it belonged to the one that consumes, a run could lose that one, and with it the lock,
+and still publish the letters that it had got: behind those of the next run, and unmarked.
 """
 
 import asyncio
@@ -194,7 +196,7 @@ class Redrive:
         until = asyncio.get_running_loop().time() + _TAKEN_WITHIN
         while True:
             try:
-                return await self._consumer.lock(LOCK.encode())
+                return await self._publisher.lock(LOCK.encode())
             except RefusedError as error:
                 if error.code == ACCESS_REFUSED:
                     raise RedriveError(f"the user needs configure on the queue {LOCK!r}, the lock: {error}") from None

@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Channel, Queue
 
 import proxy
+from proxy.redrive.redrive import LOCK
 from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, Delivered, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, StartSidecar, with_login
@@ -268,6 +269,37 @@ def test_a_second_redriver_is_told_of_the_first_which_goes_on(at: Sidecar, vhost
         told, _ = ended(first)
     assert last(told).startswith("1000 published again;")
     assert sum(map(len, arrived(vhost).values())) == 1_000
+
+
+@pytest.mark.long
+def test_a_run_that_loses_only_its_consumer_keeps_others_out_and_the_next_one_marks_its_letters(
+    at: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    graves(vhost)
+    bury(client, at.amqp_port, vhost, ((KEYS[n % 10], b"%d" % n, headers(n)) for n in range(1_000)))
+
+    def consumers() -> list[str]:
+        return [each["channel_details"]["connection_name"] for each in vhost.api.ask("GET", "consumers", vhost.name)]
+
+    with begun(client.user, client.password, at.amqp_port, vhost) as first:
+        at_work(client, at, vhost, 700)
+        first.send_signal(signal.SIGSTOP)
+        wait_until("the consumer shows", lambda: len(consumers()) == 1)
+        vhost.api.ask("DELETE", "connections", *consumers())
+        wait_until("its letters are back", lambda: left_in(client, at.amqp_port, vhost) > 700)
+        with client.session(at.amqp_port, vhost.name) as other:
+            other.channel(1, confirm=False)
+            refused = other.ask(1, Queue.Declare(0, LOCK, exclusive=True), Channel.Close)
+            assert refused.reply_code == 405
+        first.send_signal(signal.SIGCONT)
+        assert "CONNECTION_FORCED" in ended(first, 2)[1]
+    redrive(client, at.amqp_port, vhost)
+    found = arrived(vhost)
+    for index, key in enumerate(KEYS):
+        messages = found[key]
+        numbers = [int(message.body) for message in messages]
+        assert list(dict.fromkeys(numbers)) == list(range(index, 1_000, 10))
+        assert all("x-ring-maybe-twice" in m.headers for n, m in enumerate(messages) if numbers[n] in numbers[:n])
 
 
 def test_letters_that_no_queue_takes_stay_in_order_and_others_go(
