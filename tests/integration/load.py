@@ -4,12 +4,14 @@ import http.client
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.integration.broker_api import DEADLINE_SECONDS
 from tests.integration.sidecar import Answer, Sidecar, publish_path
+from tests.integration.wire_client import Wire
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,39 @@ class Load:
         else:
             self.refused.append(answer)
         return True
+
+
+@contextmanager
+def meanwhile(step: Callable[[], None]) -> Iterator[None]:
+    """Do a step again and again in a thread, until the block ends; its error ends the test."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.is_set():
+            step()
+
+    with ThreadPoolExecutor(1) as pool:
+        repeating = pool.submit(repeat)
+        try:
+            yield
+        finally:
+            over.set()
+        repeating.result()
+
+
+@contextmanager
+def publishing(wire: Wire, exchange: str, key: str) -> Iterator[list[int]]:
+    """Publish numbers on channel 1 until the block ends, one at a time; give those that were confirmed.
+
+    Each has the key that `key` makes of its number. A message that comes back is an error.
+    """
+    confirmed: list[int] = []
+
+    def publish() -> None:
+        number = len(confirmed)
+        wire.publish(1, exchange, key.format(number), b"%d" % number, mandatory=True)
+        wire.confirm(1, number + 1, number)
+        confirmed.append(number)
+
+    with meanwhile(publish):
+        yield confirmed

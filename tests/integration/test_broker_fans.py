@@ -3,16 +3,15 @@
 The steps by which `ring-proxy topology apply` adds a group, and the readings of sidecars, stand on this.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from pamqp.commands import Basic
 
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.load import publishing
 from tests.integration.wire_client import Client, Wire, port_of
 
 pytestmark = [pytest.mark.long, pytest.mark.versions]
@@ -73,33 +72,9 @@ def test_the_arguments_of_the_binding_change_nothing_and_show(lane: VirtualHost,
     assert shown["arguments"] == PROMISE
 
 
-@contextmanager
-def publishing(peer: Wire) -> Iterator[list[int]]:
-    """Publish to the lane, mandatory and confirmed, all the while; give the numbers that were confirmed."""
-    confirmed: list[int] = []
-    over = threading.Event()
-
-    def publish() -> None:
-        number = 0
-        while not over.is_set():
-            peer.publish(1, "lane", "k", b"%d" % number, mandatory=True)
-            # Fails at a basic.return, which would come before the confirm.
-            peer.confirm(1, number + 1, number)
-            confirmed.append(number)
-            number += 1
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        yield confirmed
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_adding_a_group_loses_and_doubles_nothing(lane: VirtualHost, peer: Wire) -> None:
     """The own queue has every message once; the new one every message from the binding of the fan on."""
-    with publishing(peer) as confirmed:
+    with publishing(peer, "lane", "k") as confirmed:
         wait_until("some messages before", lambda: len(confirmed) > 50)
         fan_out(lane)
         complete_from = len(confirmed) + 1  # one may be under way

@@ -12,6 +12,7 @@ from testbed.broker import Broker
 from tests.integration.broker_api import wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.groups import consume, deliveries, numbered, publish
+from tests.integration.load import meanwhile, publishing
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.topology import Topology, between_looks, killed
@@ -43,29 +44,13 @@ def retiring(topology: Topology, *flags: str, timeout: str = "60") -> tuple[str,
 
 
 @contextmanager
-def publishing(sidecar: Sidecar, client: Client, vhost: str) -> Iterator[list[int]]:
+def load(sidecar: Sidecar, client: Client, vhost: str) -> Iterator[list[int]]:
     """Publish through a sidecar all the while; give the numbers that were confirmed."""
-    confirmed: list[int] = []
-    over = threading.Event()
-
-    def publish() -> None:
-        number = 0
-        with client.session(sidecar.amqp_port, vhost) as wire:
-            wire.channel(1)
-            while not over.is_set():
-                wire.publish(1, "orders", f"key {number}", b"%d" % number)
-                wire.confirm(1, number + 1, number)
-                confirmed.append(number)
-                number += 1
-            wire.goodbye()
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        yield confirmed
-    finally:
-        over.set()
-        thread.join()
+    with client.session(sidecar.amqp_port, vhost) as wire:
+        wire.channel(1)
+        with publishing(wire, "orders", "key {}") as confirmed:
+            yield confirmed
+        wire.goodbye()
 
 
 @pytest.mark.versions
@@ -76,7 +61,7 @@ def test_a_group_is_added_under_load_and_nothing_is_lost_doubled_or_moved(
     topology.did("apply")
     sidecar = start_sidecar(settle_time="5")
     topology.write(FILE + 'groups = ["audit"]\n')
-    with publishing(sidecar, client, topology.vhost.name) as confirmed:
+    with load(sidecar, client, topology.vhost.name) as confirmed:
         wait_until("some messages before", lambda: len(confirmed) > 100)
         told = topology.run("plan").stdout
         topology.did("apply")
@@ -135,25 +120,18 @@ def test_killed_after_any_step_and_run_again_it_ends_the_same(topology: Topology
 def auditing(sidecar: Sidecar, client: Client, vhost: str) -> Iterator[list[int]]:
     """Consume orders/audit all the while; give the numbers that were acked."""
     acked: list[int] = []
-    over = threading.Event()
+    with client.pika(sidecar.amqp_port, vhost) as channel:
+        messages = channel.consume("orders/audit", inactivity_timeout=0.1)
 
-    def consume() -> None:
-        with client.pika(sidecar.amqp_port, vhost) as channel:
-            for method, _, body in channel.consume("orders/audit", inactivity_timeout=0.1):
-                if method is not None and body is not None:
-                    assert method.delivery_tag is not None
-                    channel.basic_ack(method.delivery_tag)
-                    acked.append(int(body))
-                if over.is_set():
-                    break
+        def ack() -> None:
+            method, _, body = next(messages)
+            if method is not None and body is not None:
+                assert method.delivery_tag is not None
+                channel.basic_ack(method.delivery_tag)
+                acked.append(int(body))
 
-    thread = threading.Thread(target=consume)
-    thread.start()
-    try:
-        yield acked
-    finally:
-        over.set()
-        thread.join()
+        with meanwhile(ack):
+            yield acked
 
 
 @pytest.mark.versions
@@ -164,7 +142,7 @@ def test_a_group_leaves_under_load_and_is_drained_by_its_members(
     sidecar = start_sidecar(settle_time="5", groups="orders")
     with (
         auditing(sidecar, client, vhost.name) as acked,
-        publishing(sidecar, client, vhost.name) as confirmed,
+        load(sidecar, client, vhost.name) as confirmed,
     ):
         wait_until("some messages", lambda: min(len(acked), len(confirmed)) > 100)
         told = audited.did("retire-group", *retiring(audited)).splitlines()
@@ -261,7 +239,7 @@ def test_each_group_is_complete_and_in_order_while_members_leave(
         for _ in range(3):
             takes(sidecar, client, vhost, group, logs[group], 30)
 
-    with publishing(sidecars[0], client, vhost) as confirmed:
+    with load(sidecars[0], client, vhost) as confirmed:
         members = [threading.Thread(target=comes_and_goes, args=(each, at)) for each in logs for at in sidecars]
         for member in members:
             member.start()

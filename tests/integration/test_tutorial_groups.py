@@ -1,16 +1,11 @@
 """The tutorial on consumer groups, as a reader goes through it; which worker gets which shards may differ."""
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from testbed.node import Node
-from tests.integration.broker_api import BrokerApi
-from tests.integration.own_node import own_node, private_only
+from tests.integration.own_node import private_only
 from tests.integration.reader import ENDED, Reader, Step, steps, told
+from tests.integration.tutorials import beginner
 
 pytestmark = private_only
 
@@ -29,22 +24,6 @@ VARIES = {
 RabbitMQ may not have counted a shard's messages yet. A move is in the report until the sidecar's next decision, also
 when the shard has its new member already.
 """
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    """A broker that has just been installed, since the page begins with an empty virtual host."""
-    with own_node("") as (running, _):
-        yield running
-
-
-@pytest.fixture
-def reader(node: Node, tmp_path: Path) -> Iterator[Reader]:
-    """A reader who has installed ringproxy as the page says."""
-    (tmp_path / "venv").symlink_to(sys.prefix)
-    at_work = Reader(tmp_path, node)
-    yield at_work
-    at_work.close()
 
 
 def takes(reader: Reader, step: Step) -> str:
@@ -66,23 +45,15 @@ def shares(printed: str) -> list[set[str]]:
     return [set(line.split()[1:]) for line in printed.splitlines() if re.match(r"\w+: customer", line)]
 
 
-def test_each_step_shows_what_the_tutorial_says(reader: Reader, node: Node, tmp_path: Path) -> None:
-    api = BrokerApi(node.management_url)
-    if int(str(api.ask("GET", "overview")["rabbitmq_version"]).partition(".")[0]) < 4:
-        pytest.skip("the tutorial needs RabbitMQ 4")
-
+def test_each_step_shows_what_the_tutorial_says(tmp_path: Path) -> None:
     install, *others = steps(PAGE)
     # The first tutorial's test runs these commands.
     assert install.commands == steps("docs/tutorial.md")[1].commands
-    listed = [share for step in others if (share := shares(takes(reader, step)))]
+    with beginner(tmp_path) as reader:
+        listed = [share for step in others if (share := shares(takes(reader, step)))]
 
     # Both times each customer was one worker's, and none was left out.
     assert len(listed) == 2
     for one, other in listed:
         assert one | other == CUSTOMERS
         assert not one & other
-    # The clean-up leaves nothing behind.
-    assert reader.does("jobs -rp").strip() == ""
-    assert api.ask("GET", "queues") == []
-    assert not [each for each in api.ask("GET", "exchanges") if each["name"].startswith("orders")]
-    assert {path.name for path in tmp_path.iterdir()} == {"venv", "bin"}
