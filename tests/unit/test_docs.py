@@ -97,6 +97,12 @@ def command_section(title: str) -> str:
     return re.split(r"^## ", text.split(f"## {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
 
 
+def arguments_of(command: ArgumentParser) -> list[str]:
+    """The names of a command's arguments, also of those that may be left out; and of its parts, if it must have one."""
+    given = (each for each in command._actions if not each.option_strings)
+    return [str(each.metavar) for each in given if each.required or not isinstance(each, _SubParsersAction)]
+
+
 def flags_of(command: ArgumentParser) -> set[str]:
     return {flag for action in command._actions for flag in action.option_strings}
 
@@ -121,10 +127,9 @@ def test_every_flag_and_argument_is_documented_and_no_other() -> None:
             assert "each [setting](settings.md) is a flag" in section
             flags -= of_settings
         assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - everywhere, name
-        arguments = [str(each.metavar) for each in command._actions if each.required and not each.option_strings]
         synopsis = rf"`ring-proxy {name}((?: [A-Z]+)*)`"
         assert {told.strip() for told in re.findall(synopsis, REFERENCE["commands"])} - {""} == {
-            " ".join(arguments)
+            " ".join(arguments_of(command))
         } - {""}
 
 
@@ -144,22 +149,24 @@ def test_every_part_of_topology_is_documented_with_its_flags_and_exit_statuses()
         command = ArgumentParser(add_help=False)
         part.add_arguments(command)
         assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags_of(command), part.name
-        arguments = [str(action.metavar) for action in command._actions if not action.option_strings]
-        assert f"`ring-proxy topology {' '.join([part.name, *arguments])}`" in section
+        assert f"`ring-proxy topology {' '.join([part.name, *arguments_of(command)])}`" in section
         assert statuses_of(section) == set(part.statuses), part.name
     flags = {f"--{name.replace('_', '-')}" for part in PARTS for name in part.settings}
     assert flags <= set(re.findall(r"`(--[a-z-]+)`", page.split("## The parts")[1]))
 
 
 def test_the_parts_of_group_are_documented() -> None:
-    section = command_section("ring-proxy group EXCHANGE redrive")
     (parts,) = (each for each in parsers()["group"]._actions if isinstance(each, _SubParsersAction))
-    assert list(parts.choices) == ["keys", *ACTS, "redrive"]
-    told = command_section("ring-proxy group")
-    assert "`ring-proxy group EXCHANGE keys`" in told
-    assert {cell for cell in first_cells(told) if cell.endswith(" KEY")} == {f"{act} KEY" for act in ACTS}
+    told, section = (command_section(f"ring-proxy {title}") for title in ("group", "group EXCHANGE redrive"))
+    operating = set(re.findall(r"^\| `([a-z-]+(?: [A-Z]+)+)` \|", told, flags=re.M))
+    assert operating == {" ".join([act, *arguments_of(parts.choices[act])]) for act in ACTS}
+    others = {" ".join([name, *arguments_of(part)]) for name, part in parts.choices.items() if name not in set(ACTS)}
+    assert set(re.findall(r"ring-proxy group EXCHANGE ([a-z][^`\n]*)", REFERENCE["commands"])) == others
     of_settings = {f"--{name.replace('_', '-')}" for name in LOGIN}
-    flags = flags_of(parts.choices["redrive"]) - {"-h", "--help"}
+    for name, part in parts.choices.items():
+        flags = flags_of(part) - {"-h", "--help"}
+        assert flags - of_settings <= set(re.findall(r"`(--[a-z-]+)`", section if name == "redrive" else told)), name
+        assert not flags & of_settings or of_settings <= flags, name
     assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
     assert of_settings <= set(re.findall(r"`(--[a-z-]+)`", section))
     assert statuses_of(section) == {*redrive.STATUSES, 2}
