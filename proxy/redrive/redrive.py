@@ -3,7 +3,8 @@
 A run that is interrupted anywhere loses nothing: what is unacked goes back to its place in the queue, and the next run
 goes on with it. A letter may come twice, if the run ends between the confirm and the ack; the next run marks each
 letter that is redelivered. One at a time keeps the letters of a key in order, whatever the ring hashes: the key alone
-would not tell. A letter that no queue takes holds back the later ones of its shard, since they may have its key.
+would not tell. A letter that no queue takes holds back the later ones of its shard, since they may have its key, and
+those of its routing key, which may come from another shard after a change of the ring.
 
 Letters that stay are held unacked until the end, for the queue to go on, and then go back by a bare close.
 With one consumer that keeps the order, with basic.get or a nack it does not: 12 of 12 runs on quorum queues of
@@ -72,13 +73,15 @@ class Redrive:
         self.refused = 0
         """Letters that no queue took."""
         self.behind = 0
-        """Letters that stay because an earlier one of their shard was refused."""
+        """Letters that stay because an earlier one of their shard, or of their routing key, was refused."""
         self.others = 0
         """Letters of other groups."""
         self.strange = 0
         """Messages without the headers of a dead letter."""
         self._stopped: set[bytes] = set()
         """The shards whose letters stay from now on."""
+        self._stopped_keys: set[bytes] = set()
+        """The routing keys whose letters stay from now on."""
         self._is_warned = False
 
     async def run(self, most: int | None, tell: Callable[[str], None], complain: Callable[[str], None]) -> None:
@@ -100,6 +103,7 @@ class Redrive:
             for window in _WINDOWS if most is None else (min(most, _WINDOWS[0]), *_WINDOWS):
                 self.refused = self.behind = self.others = self.strange = 0
                 self._stopped.clear()
+                self._stopped_keys.clear()
                 await self._consumer.consume(queue, window)
                 self.has_begun = True
                 is_full = await self._read(queue, ready - self.published, window, wanted, tell, complain)
@@ -156,11 +160,12 @@ class Redrive:
             self.strange += 1
         elif origin.group != _name(self._exchange):
             self.others += 1
-        elif origin.shard in self._stopped:
+        elif origin.shard in self._stopped or got.key in self._stopped_keys:
             self.behind += 1
         elif why := await self._refusal(got):
             self.refused += 1
             self._stopped.add(origin.shard)
+            self._stopped_keys.add(got.key)
             complain(f"the letter of {_quoted(origin.shard)} with the key {_quoted(got.key)} stays: {why}")
             if len(self._stopped) >= _MOST_REFUSED:
                 raise RedriveError(f"no queue takes the letters of {_MOST_REFUSED} shards")
@@ -258,7 +263,7 @@ class Redrive:
         parts = [f"{self.published} published again{twice}"]
         for count, what in (
             (self.refused, "refused"),
-            (self.behind, "behind a refused one of their shard"),
+            (self.behind, "behind a refused one of their shard or key"),
             (self.others, "of other groups"),
             (self.strange, "without the headers of a dead letter"),
         ):

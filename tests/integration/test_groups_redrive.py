@@ -318,7 +318,7 @@ def test_letters_that_no_queue_takes_stay_in_order_and_others_go(
     told, complained = redrive(client, sidecar.amqp_port, vhost, status=1)
     assert last(told) == (
         f"{40 - len(stay)} published again; left in the queue: 1 refused, {len(stay) - 1} behind a refused one of"
-        " their shard"
+        " their shard or key"
     )
     assert f"the letter of '{full}' with the key 'key 0' stays: nacked" in complained
     vhost.api.ask("DELETE", "policies", vhost.name, "full")
@@ -328,6 +328,29 @@ def test_letters_that_no_queue_takes_stay_in_order_and_others_go(
     found = arrived(vhost)
     for index, key in enumerate(KEYS):
         assert [int(message.body) for message in found[key]] == list(range(index, 40, 10))
+
+
+def test_a_refused_letter_holds_back_its_key_also_from_another_shard(
+    at: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """The ring has changed between the two, and RabbitMQ refuses the first one for its user_id."""
+    graves(vhost)
+    with client.session(at.amqp_port, vhost.name) as wire:
+        wire.channel(1)
+        for number, user in enumerate((client.user, None)):
+            told = headers(number, shard=f"orders.{number}")
+            wire.publish(1, "dead", "key 1", b"%d" % number, Basic.Properties(headers=told, user_id=user))
+        wire.publish(1, "dead", "key 2", b"2", Basic.Properties(headers=headers(2, shard="orders.2")))
+        wire.confirm(1, 3)
+        wire.goodbye()
+    vhost.permit(USER, ".*", ".*", ".*")
+    with begun(USER, PASSWORD, at.amqp_port, vhost) as running:
+        told, complained = ended(running, 1)
+    assert last(told) == (
+        "1 published again; left in the queue: 1 refused, 1 behind a refused one of their shard or key"
+    )
+    assert "user_id property set to" in complained
+    assert [each.body for each in vhost.drain("graves")] == [b"0", b"1"]
 
 
 def redrive_takes(client: Client, port: int, vhost: VirtualHost, queue: str) -> bool:
