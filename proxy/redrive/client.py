@@ -45,6 +45,7 @@ from proxy.wire.frames import (
     CONNECTION_UNBLOCKED,
     EMPTY_TABLE,
     END,
+    EXCHANGE_DECLARE,
     FRAME,
     HEADER,
     HEARTBEAT_FRAME,
@@ -55,7 +56,6 @@ from proxy.wire.frames import (
     PASSIVE,
     PROTOCOL_HEADER,
     QUEUE_DECLARE,
-    QUEUE_DECLARE_OK,
     REPLY_SUCCESS,
     U16,
     U64,
@@ -150,6 +150,10 @@ class Client:
         arguments.short_string()
         return Counts(arguments.long(), arguments.long())
 
+    async def find_exchange(self, exchange: bytes) -> None:
+        """Return if there is an exchange of this name. Raises RefusedError."""
+        await self._ask(EXCHANGE_DECLARE, shorted(exchange) + shorted(b"direct") + bytes((PASSIVE,)))
+
     async def lock(self, queue: bytes) -> None:
         """Declare a queue that no other connection may use, for as long as this one lives. Raises RefusedError."""
         await self._declare(queue, _EXCLUSIVE)
@@ -241,9 +245,13 @@ class Client:
         self._writer.close()
 
     async def _declare(self, queue: bytes, bits: int) -> Arguments:
+        return await self._ask(QUEUE_DECLARE, shorted(queue) + bytes((bits,)))
+
+    async def _ask(self, method: int, name: bytes) -> Arguments:
+        """Send a declaration on a channel of its own, and return its -ok. Raises RefusedError."""
         await self._open(_ASKS)
-        self._writer.write(method_frame(_ASKS, QUEUE_DECLARE, b"\0\0" + shorted(queue) + bytes((bits,)) + EMPTY_TABLE))
-        _, arguments = await self._until(_ASKS, QUEUE_DECLARE_OK)
+        self._writer.write(method_frame(_ASKS, method, b"\0\0" + name + EMPTY_TABLE))
+        _, arguments = await self._until(_ASKS, method + 1)
         await self._close(_ASKS)
         return arguments
 

@@ -95,7 +95,7 @@ class Redrive:
         ready = await self._ready(queue)
         tell(
             f"{self._exchange} in virtual host {self._vhost}: {ready} ready in {self._queue}. Each letter comes behind"
-            " what its key has seen since, and at least once."
+            " what its key has seen since, at least once, and to every group of the exchange."
         )
         wanted = ready if most is None else min(ready, most)
         try:
@@ -214,7 +214,7 @@ class Redrive:
             await asyncio.sleep(_PAUSE)
 
     async def _find_group(self) -> None:
-        """Raise RedriveError unless the connection leads to a sidecar that has the group.
+        """Raise RedriveError unless the connection leads to a sidecar that has the group, which is the exchange's own.
 
         Only a sidecar knows the name: RabbitMQ has no such queue, and hashes in another way than the ring.
         """
@@ -224,6 +224,13 @@ class Redrive:
             raise RedriveError(
                 f"{self._where}: broker_url leads to no sidecar with the group {self._exchange!r}: it must be the"
                 f" amqp_listen of a sidecar whose groups name that exchange, and the exchange must be there: {error}"
+            ) from None
+        try:
+            await self._publisher.find_exchange(_name(self._exchange))
+        except RefusedError as error:
+            raise RedriveError(
+                f"EXCHANGE: {self._exchange!r} is one of several groups of an exchange, and a publish reaches them all:"
+                f" its letters stay; have a program of the group read {self._queue!r} ({error})"
             ) from None
 
     async def _ready(self, queue: bytes) -> int:

@@ -13,6 +13,7 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, shard_queue, waiting
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
+from tests.integration.test_groups_redrive import begun, bury, ended, graves, headers, last
 from tests.integration.wire_client import Client
 
 pytestmark = pytest.mark.versions
@@ -160,3 +161,21 @@ def test_a_queue_that_is_deleted_makes_its_group_alone_inexact_and_moves_no_key(
     publish(client, grouping.amqp_port, fanned, numbered(range(30)))
     assert grouping.ring(fanned.name, "orders")["ring"] == before
     assert sum(waiting(client, grouping.amqp_port, fanned).values()) == 30
+
+
+def test_a_redrive_reaches_every_group_and_takes_letters_of_the_exchanges_own_group_only(
+    grouping: Sidecar, fanned: VirtualHost, client: Client
+) -> None:
+    graves(fanned)
+    letters = [headers(1), headers(2, group="orders/audit", shard="orders.audit.1")]
+    bury(client, grouping.amqp_port, fanned, [("key 1", b"%d" % n, told) for n, told in enumerate(letters, 1)])
+    where = client.user, client.password, grouping.amqp_port, fanned
+    with begun(*where, group="orders/audit") as running:
+        assert "'orders/audit' is one of several groups of an exchange" in ended(running, 2)[1]
+    with begun(*where) as running:
+        told, _ = ended(running)
+    assert "and to every group of the exchange" in told
+    assert last(told) == "1 published again; left in the queue: 1 of other groups"
+    found = waiting(client, grouping.amqp_port, fanned, [*SHARDS, *AUDIT])
+    assert sum(found[queue] for queue in SHARDS) == sum(found[queue] for queue in AUDIT) == 1
+    assert [each.body for each in fanned.drain("graves")] == [b"2"]

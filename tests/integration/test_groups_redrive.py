@@ -32,14 +32,16 @@ KEYS = [f"key {number}" for number in range(10)]
 
 
 @contextmanager
-def begun(user: str, password: str, port: int, vhost: VirtualHost, *flags: str) -> Iterator["subprocess.Popen[str]"]:
-    """Begin a redrive of the group orders from the queue graves, or as the flags say; the end of the block ends it."""
+def begun(
+    user: str, password: str, port: int, vhost: VirtualHost, *flags: str, group: str = "orders"
+) -> Iterator["subprocess.Popen[str]"]:
+    """Begin a redrive of a group from the queue graves, or as the flags say; the end of the block ends it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
     clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
     clean["RINGPROXY_BROKER_URL"] = with_login(
         f"amqp://127.0.0.1:{port}", user, password, f"/{quote(vhost.name, safe='')}"
     )
-    arguments = [COMMAND, "group", "orders", "redrive", "--queue", "graves", *flags]
+    arguments = [COMMAND, "group", group, "redrive", "--queue", "graves", *flags]
     running = subprocess.Popen(arguments, env=clean, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield running
@@ -338,8 +340,8 @@ def test_a_refused_letter_holds_back_its_key_also_from_another_shard(
     with client.session(at.amqp_port, vhost.name) as wire:
         wire.channel(1)
         for number, user in enumerate((client.user, None)):
-            told = headers(number, shard=f"orders.{number}")
-            wire.publish(1, "dead", "key 1", b"%d" % number, Basic.Properties(headers=told, user_id=user))
+            named = headers(number, shard=f"orders.{number}")
+            wire.publish(1, "dead", "key 1", b"%d" % number, Basic.Properties(headers=named, user_id=user))
         wire.publish(1, "dead", "key 2", b"2", Basic.Properties(headers=headers(2, shard="orders.2")))
         wire.confirm(1, 3)
         wire.goodbye()
