@@ -123,6 +123,12 @@ class _Comparison:
         self._replaced: list[Step] = []
         self._overtaken: list[Step] = []
         self._leaders = Leaders(shards, state)
+        self._sources: dict[str, set[str]] = {}
+        """By queue, the exchanges that are bound to it; empty where no group beside the exchange's own is wanted."""
+        for source, bindings in state.bindings.items() if exchange.groups else ():
+            for each in bindings:
+                if each.destination.kind == "queue":
+                    self._sources.setdefault(each.destination.name, set()).add(source)
         self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
 
     def phases(self) -> tuple[tuple[Step, ...], ...]:
@@ -331,6 +337,12 @@ class _Comparison:
         for name in shard.queues:
             if name not in led:
                 self._lane_bindings.append(Bind(fan, Destination("queue", name), ""))
+                if name != shard.queue and (sources := self._sources.get(name)):
+                    self._refuse(
+                        f"groups: queue {name!r}",
+                        f"gets the messages of exchange {min(sources)!r}, which would mix with the group's; give the "
+                        "group another name, or unbind that",
+                    )
         ways = [each for each in bound if each.destination == Destination("queue", shard.queue)]
         to_fan = [each for each in bound if each.destination == Destination("exchange", fan)]
         if strangers := [each for each in bound if each not in ways and each not in to_fan]:

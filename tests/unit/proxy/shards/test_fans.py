@@ -12,7 +12,7 @@ from proxy.shards.document import DocumentError, parse
 from proxy.shards.export import export
 from proxy.shards.plan import make_plan
 from proxy.shards.state import State
-from proxy.shards.steps import Bind, Unbind
+from proxy.shards.steps import Bind, DeclareExchange, Unbind
 from proxy.topology.bindings import Promise
 from ring.destination import Destination
 from tests.unit.proxy.shards.model import EMPTY, after, leaks, same
@@ -102,6 +102,18 @@ def test_a_group_that_is_not_in_the_file_any_more_is_refused() -> None:
     (told,) = differ(end, shards=2, groups=["billing"]).refusals
     assert "group 'audit' exists and is not in the file: add it to groups, or take it away with: " in told
     assert told.endswith("ring-proxy topology retire-group orders audit")
+
+
+def test_a_queue_of_another_exchange_is_not_taken_for_a_groups() -> None:
+    (other,) = parse({"exchange": [{"name": "orders.audit", "shards": 1}]})
+    state = after(EMPTY, *compare(other, EMPTY).steps)
+    (told,) = differ(state, shards=1, groups=["audit"]).refusals
+    assert "groups: queue 'orders.audit.1' gets the messages of exchange 'orders.audit.lane.1'" in told
+    end = after(EMPTY, *differ(EMPTY, shards=1, groups=["audit"]).steps)
+    retried = after(
+        end, DeclareExchange("retries", "fanout", {}), Bind("retries", Destination("queue", "orders.audit.1"), "")
+    )
+    assert differ(retried, shards=1, groups=["audit"]).refusals == ()
 
 
 def test_a_queue_that_somebody_has_deleted_is_made_again() -> None:
