@@ -12,7 +12,7 @@ from proxy.settings.contents import bounded
 from proxy.settings.parse import ConfigError, did_you_mean
 from proxy.shards.checks import EXCHANGE_KEYS, SHARD_KEYS, check_name, check_number, shown
 from proxy.shards.shard import OwnTerms, Shard, Sharded
-from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
+from proxy.topology.bindings import CONSISTENT_HASH, GROUP_SUFFIX, MODULUS_HASH, MOST_BALANCED, ORDERS_SUFFIX
 
 
 class DocumentError(Exception):
@@ -139,6 +139,12 @@ def _exchange(item: Mapping[str, Any], position: int, mistakes: _Mistakes) -> Sh
         queue_arguments=values.get("arguments", {}),
         own=own,
     )
+    for group in made.groups:
+        balancing = f"{made.name}{GROUP_SUFFIX}.{group}{ORDERS_SUFFIX}"
+        if len(balancing) > MOST_BALANCED:
+            more = f"exchange {shown(balancing)} would have {len(balancing)} characters, {MOST_BALANCED} are the most"
+            mistakes.add(place, "groups", f"{shown(group)} cannot be balanced: its {more}; shorten a name")
+            return None
     for shard in _known_shards(made):
         if shard.lane is None and made.groups:
             mistakes.add(place, "groups", f"shard {shard.number} has no lane, and only a lane leads to several groups")

@@ -42,6 +42,9 @@ balanced by `orders.group.audit`."""
 ORDERS_SUFFIX = ".operators"
 """The end of the name of the exchange by which they get the orders of operators, likewise: `orders.group.operators`."""
 
+MOST_BALANCED = 127
+"""The most characters of the name of an exchange by which a group is balanced: the client library takes no more."""
+
 MAX_BINDINGS = MAX_DESTINATIONS
 """The most bindings of an exchange that ringproxy takes: no ring has more destinations."""
 

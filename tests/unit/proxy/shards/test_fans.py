@@ -155,9 +155,14 @@ def test_the_rights_reach_the_groups() -> None:
         ({"groups": ["lane"]}, "groups: 'lane' cannot be the name of a group"),
         ({"groups": ["audit", "audit"]}, "groups: 'audit' is in the list 2 times"),
         ({"groups": [f"g{n}" for n in range(32)]}, "groups: 32 groups: 31 beside the exchange's own are the most"),
+        ({"groups": ["g" * 64], "name": "o" * 47}, "cannot be balanced: its exchange 'ooo.* 128 characters"),
         ({"groups": ["audit"], "lanes": False}, "groups: shard 1 has no lane"),
     ],
 )
 def test_mistakes_name_the_value(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(DocumentError, match=told.replace("'", ".")):
         parse({"exchange": [{"name": "orders", "shards": 1, **fields}]})
+
+
+def test_the_longest_names_of_a_group_are_taken() -> None:
+    parse({"exchange": [{"name": "o" * 46, "shards": 1, "groups": ["g" * 64]}]})
