@@ -101,7 +101,8 @@ async def _sent(settings: Settings, vhost: str, exchange: str, order: Order) -> 
         async with asyncio.timeout(_ANSWERED_WITHIN):
             return msgspec.json.decode(await answered, type=Answer).why
     except PublishError:
-        raise QuestionError(f"no sidecar gets the orders of the exchange {exchange!r} by now") from None
+        why = "none has a member, or the log of the one that has says which right it lacks"
+        raise QuestionError(f"no sidecar takes the orders of the exchange {exchange!r}: {why}") from None
     except (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError) as error:
         raise QuestionError(f"the broker refuses the order to the exchange {exchange!r}: {error}") from None
     except TimeoutError:

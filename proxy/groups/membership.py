@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
-from aiormq.exceptions import PublishError
+from aiormq.exceptions import ChannelAccessRefused, PublishError
 
 from proxy.groups.beats import MAX_BYTES
 from proxy.groups.operators import Sent
@@ -43,6 +43,9 @@ LONGEST_REJOIN_PAUSE: Final = 8.0
 
 NO_ECHO: Final = 20.0
 """Seconds after a beat of this sidecar after which its channel is replaced if none has come back over it."""
+
+ASK_AGAIN: Final = 30.0
+"""Seconds after which it is asked again whether this sidecar may answer orders."""
 
 _FAREWELL: Final = 0.5
 """Seconds that the broker has to take the last beat, and to close a channel or a connection."""
@@ -83,6 +86,8 @@ class Room:
         self._wake = asyncio.Event()
         self._sent_at = 0.0
         """When the first beat was sent since the last one came back, in monotonic seconds; 0 where all came back."""
+        self._has_warned = False
+        """Whether the log has told that orders are not taken."""
         self._is_closing = False
         self._task = asyncio.create_task(self._run())
 
@@ -142,8 +147,20 @@ class Room:
         asked = await channel.declare_exchange(self.asked, aio_pika.ExchangeType.DIRECT, durable=True)
         own = await channel.get_queue(queue, ensure=False)
         await own.bind(asked, queue)
-        if self._ordered is not None:
-            await own.bind(await channel.declare_exchange(self.orders, aio_pika.ExchangeType.FANOUT, durable=True))
+
+    async def _take_orders(self, channel: AbstractChannel, queue: str) -> bool:
+        """Have orders of operators come; return whether they do. An order that nobody could answer must not be done."""
+        exchange = await channel.declare_exchange(self.orders, aio_pika.ExchangeType.FANOUT, durable=True)
+        if may_answer := await self.line.may_answer():
+            await (await channel.get_queue(queue, ensure=False)).bind(exchange)
+        elif may_answer is False and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "group %r, virtual host %r: takes no orders of operators: this sidecar's own user needs write on"
+                " amq.default, to answer",
+                *(self._group, self.line.vhost),
+            )
+        return bool(may_answer)
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
@@ -158,7 +175,8 @@ class Room:
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange, queue: str) -> None:
         """Send beats until the room is closed. Raises an error if the broker does not take one."""
-        is_bound = False
+        is_bound, ask_at = False, 0.0
+        takes_orders = self._ordered is None
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -178,6 +196,10 @@ class Room:
                 async with asyncio.timeout(TRY):
                     await self._be_asked_for(channel, queue)
                 is_bound = True
+            if not takes_orders and time.monotonic() >= ask_at:
+                async with asyncio.timeout(TRY):
+                    takes_orders = await self._take_orders(channel, queue)
+                ask_at = time.monotonic() + ASK_AGAIN
             if self._sent_at and time.monotonic() - self._sent_at > NO_ECHO:
                 raise OSError("its own beats do not come back; the broker may have an alarm")
 
@@ -220,6 +242,26 @@ class Line:
             return False
         except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
             return None
+        return True
+
+    async def may_answer(self) -> bool | None:
+        """Return whether this sidecar's user may publish to the queues of askers; None where that is not known.
+
+        A message to a queue that is not there comes back, unless the user lacks the right.
+        """
+        channel: AbstractChannel | None = None
+        try:
+            async with asyncio.timeout(ANSWERED_WITHIN):
+                channel = await self.beats.channel(is_confirmed=True)
+                await channel.default_exchange.publish(aio_pika.Message(b""), secrets.token_hex(16), mandatory=True)
+        except PublishError:
+            return True
+        except ChannelAccessRefused:
+            return False
+        except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
+            return None
+        finally:
+            await _closed(channel)
         return True
 
     async def answer(self, queue: str, body: bytes) -> None:

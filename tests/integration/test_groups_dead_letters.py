@@ -222,6 +222,29 @@ def test_an_operator_decides_what_becomes_of_a_key_that_stands_still(
     vhost.api.ask("DELETE", "users", "stranger")
 
 
+def test_no_order_is_done_that_could_not_be_answered(
+    start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sharded(vhost, lanes=True)
+    vhost.permit(USER, configure=r"^orders\.group", write=r"^orders", read=r"^orders\.group")
+    stop = {"groups_retry_then": "stop", "groups_retry_limit": "1", "groups_operators": "guest"}
+    sidecar = start_sidecar(**LIMITED | stop)
+    publish(client, sidecar.amqp_port, vhost, [("orders", "bad", b"bad 1")])
+    where = ["--vhost", vhost.name, "--sidecar", sidecar.admin_url]
+    with client.session(sidecar.amqp_port, vhost.name) as wire:
+        consume(wire)
+        work(wire, lambda content: True)
+        wait_until("it is told", lambda: "takes no orders of operators" in sidecar.log())
+        assert "needs write on amq.default, to answer" in sidecar.log()
+        wait_until(
+            "stopped", lambda: "stopped" in show(sidecar.admin_url, vhost.name, "orders", KEYS_VIEW, as_json=False)
+        )
+        assert main(["group", "orders", *where, "skip", "bad", "--broker-url", broker.amqp_url]) == 2
+        assert "no sidecar takes the orders of the exchange 'orders.group.operators'" in capsys.readouterr().err
+        assert sidecar.metric("ringproxy_group_orders_total", vhost=vhost.name, exchange="orders") == 0
+        wire.goodbye()
+
+
 def test_a_message_stays_in_its_shard_until_its_dead_letter_has_a_queue(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:
