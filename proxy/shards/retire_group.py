@@ -15,7 +15,7 @@ from proxy.shards.broker import Broker, Lock, LockLostError
 from proxy.shards.retire import RetireError, twice, until
 from proxy.shards.state import State
 from proxy.shards.steps import Bind, DeleteQueue, Removal, Step, Unbind
-from proxy.topology.bindings import GROUP_NAME, RING_TYPES, Promise, TopologyError
+from proxy.topology.bindings import FANOUT, GROUP_NAME, RING_TYPES, Promise, TopologyError
 from proxy.topology.management import ManagementError
 from proxy.topology.names import natural, some
 from ring.destination import Destination
@@ -92,6 +92,7 @@ def course_of(state: State, what: GroupRetirement) -> _Course:
         for each in state.bindings.get(lane, ())
         if each.destination.kind != "queue"
     }
+    _check_lanes(state, what)
     queues = sorted({*promised.intersection(state.queues), *_named(state, what, fans)}, key=natural)
     if not what.keep:
         _check(state, what, queues, fans)
@@ -106,13 +107,36 @@ def course_of(state: State, what: GroupRetirement) -> _Course:
     return _Course(tuple(promising), closing, () if what.keep else deleting, tuple(queues))
 
 
+def _check_lanes(state: State, what: GroupRetirement) -> None:
+    """Raise RetireError if a lane to the group is bound to no exchange: an earlier run was ended before it bound it.
+
+    The weight and the promise of its binding have gone with the binding, and only the file has them.
+    """
+    bound = {each.destination.name for of in state.bindings.values() for each in of}
+    pattern = _pattern(what)
+    to_group = {s for s, of in state.bindings.items() if any(pattern.fullmatch(each.destination.name) for each in of)}
+    for lane, bindings in state.bindings.items():
+        found = state.exchanges.get(lane)
+        if lane in bound or found is None or found.type != FANOUT:
+            continue
+        if any(each.destination.kind == "exchange" and each.destination.name in to_group for each in bindings):
+            raise RetireError(
+                f"lane {lane!r} is bound to no exchange, as after a run that was ended: add {what.group!r} to groups of"
+                " the topology file, apply, take it out, and run this again"
+            )
+
+
+def _pattern(what: GroupRetirement) -> re.Pattern[str]:
+    return re.compile(re.escape(f"{what.exchange}.{what.group}.") + "[1-9][0-9]*")
+
+
 def _named(state: State, what: GroupRetirement, fans: Collection[str]) -> Iterable[str]:
     """Yield the queues that are the group's by their names: `orders.audit.3` for the group `audit` of `orders`.
 
     An earlier run may have unbound them. Where there is an exchange `orders.audit`, they may be its shards; then only
     those count to which a fan of this exchange leads.
     """
-    pattern = re.compile(re.escape(f"{what.exchange}.{what.group}.") + "[1-9][0-9]*")
+    pattern = _pattern(what)
     fanned = {each.destination.name for fan in fans for each in state.bindings.get(fan, ())}
     is_other = f"{what.exchange}.{what.group}" in state.exchanges
     return (name for name in state.queues if pattern.fullmatch(name) and (name in fanned or not is_other))

@@ -206,9 +206,31 @@ def test_killed_while_it_takes_a_group_away_it_goes_on(audited: Topology) -> Non
     command = ["topology", "retire-group", *audited.flags(), *retiring(audited)]
     for lines in (2, 6):
         killed(command, lines)
-    audited.did("retire-group", *retiring(audited))
+    if audited.run("retire-group", *retiring(audited)).returncode:
+        # It was killed between an unbind and its bind.
+        audited.write(WITH_AUDIT)
+        audited.did("apply")
+        audited.write(FILE)
+        audited.did("retire-group", *retiring(audited))
     audited.did("check")
     assert sorted(audited.vhost.queues()) == SHARDS
+
+
+@pytest.mark.parametrize("further", [(), ("--keep",)])
+def test_ended_before_it_binds_a_lane_again_it_says_how_to_go_on(audited: Topology, further: tuple[str, ...]) -> None:
+    """The lane is off the ring, and apply without the group in its file refuses."""
+    (bound,) = audited.vhost.api.ask("GET", "bindings", audited.vhost.name, "e", "orders", "e", "orders.lane.1")
+    path = ("bindings", audited.vhost.name, "e", "orders", "e", "orders.lane.1", bound["properties_key"])
+    audited.vhost.api.ask("DELETE", *path)
+    told = audited.run("retire-group", *retiring(audited, *further))
+    assert told.returncode == 2
+    assert "lane 'orders.lane.1' is bound to no exchange" in told.stderr
+    assert "add 'audit' to groups of the topology file, apply, take it out, and run this again" in told.stderr
+    audited.write(WITH_AUDIT)
+    audited.did("apply")
+    audited.write(FILE)
+    audited.did("retire-group", *retiring(audited, *further))
+    audited.did("check")
 
 
 def takes(sidecar: Sidecar, client: Client, vhost: str, group: str, log: list[int], count: int) -> None:
