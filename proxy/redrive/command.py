@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from typing import Final
 
@@ -49,6 +50,8 @@ def run(settings: Settings, exchange: str, queue: str, vhost: str | None, most: 
             raise ConfigError(f"{what}: a name of {size} bytes, and AMQP has {_LONGEST_NAME} at most")
     if not queue:
         raise ConfigError("--queue: empty; name the queue of dead letters")
+    if queue == exchange:
+        raise ConfigError(f"--queue: {queue!r} is the group itself; name the queue of its dead letters")
     try:
         return asyncio.run(_redrive(settings, exchange, queue, vhost or settings.default_vhost, most))
     except LostError as error:
@@ -78,7 +81,11 @@ async def _redrive(settings: Settings, exchange: str, queue: str, vhost: str, mo
 
 
 def _say(line: str) -> None:
-    print(escaped(line), flush=True)
+    try:
+        print(escaped(line), flush=True)
+    except BrokenPipeError:
+        # Nobody reads any more, as after `head`; the letters go on, for the exit status says that all have gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(line: str) -> None:

@@ -254,6 +254,22 @@ def test_a_letter_that_no_queue_is_bound_for_stays(at: Sidecar, vhost: VirtualHo
     assert left_in(client, at.amqp_port, vhost) == 1
 
 
+def test_the_run_goes_on_when_nobody_reads_what_it_prints(at: Sidecar, vhost: VirtualHost, client: Client) -> None:
+    """It prints again after 1,000 letters."""
+    graves(vhost)
+    bury(client, at.amqp_port, vhost, ((KEYS[n % 10], b"%d" % n, headers(n)) for n in range(1_001)))
+    with begun(client.user, client.password, at.amqp_port, vhost) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        with running.stdout:
+            assert "1001 ready in graves" in running.stdout.readline()
+        with running.stderr:
+            assert not running.stderr.read()
+        assert running.wait(4 * DEADLINE_SECONDS) == 0
+    assert left_in(client, at.amqp_port, vhost) == 0
+    assert sum(map(len, arrived(vhost).values())) == 1_001
+
+
 def left_in(client: Client, port: int, vhost: VirtualHost) -> int:
     """Return how many messages are ready in the queue of dead letters."""
     return waiting(client, port, vhost, ["graves"])["graves"]
@@ -424,6 +440,7 @@ def test_mistakes_are_told_with_what_to_do(
     assert "leads to no sidecar with the group 'orders'" in fails(port=port_of(broker.amqp_url))
     assert "refused" in fails(password="wrong").lower()
     assert "redrive: argument --count: '0' is not a number of letters" in fails("--count", "0")
+    assert "--queue: 'orders' is the group itself" in fails("--queue", "orders")
     assert "a name of 256 bytes" in fails("--queue", "q" * 256)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
