@@ -1,5 +1,6 @@
 """The judge of the demo's pool of workers: who waited, and whether each key was worked on in order, one at a time."""
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -65,9 +66,12 @@ def at_once(tries: Iterable[Tried]) -> list[Order]:
 
 
 def figures(sent: Mapping[Order, float], tries: Iterable[Tried], keys: Collection[str]) -> Figures:
-    """Return the figures of some keys; `sent` has when each message was published. One of them must be done."""
+    """Return the figures of some keys; `sent` has when each message was published.
+
+    Waits are infinite if none of them is done.
+    """
     of_keys = [each for each in tries if each.key in keys]
-    waits = [ended - sent[order] for order, ended in done(of_keys).items()]
+    waits = [ended - sent[order] for order, ended in done(of_keys).items()] or [math.inf]
     return Figures(len(of_keys), median(waits), max(waits), len(out_of_order(of_keys)), len(at_once(of_keys)))
 
 

@@ -1,5 +1,6 @@
 """The judgement of the demo on its pool of workers."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -49,3 +50,7 @@ def test_figures_are_of_the_keys_alone_and_waits_are_from_the_publish() -> None:
     assert figures(SENT, tries(), ["bad"]) == Figures(3, 6.25, 7.0, 0, 0)
     assert figures(SENT, changed(4, began=5.2), ["bad"]).at_once == 1
     assert figures(SENT, tries(), ["good"]) == Figures(2, 2.25, 3.0, 0, 0)
+
+
+def test_a_run_in_which_no_order_is_done_has_figures_for_the_judge_to_follow() -> None:
+    assert figures(SENT, tries()[:1], ["bad"]) == Figures(1, math.inf, math.inf, 0, 0)
