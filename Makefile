@@ -68,8 +68,8 @@ bench: $(COMPILED) ## Measure how fast it is, into bench/results, and draw the p
 chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/development/chaos.md; with SEED and FAULTS, otherwise or longer
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
-chaos-groups: $(COMPILED) ## Break all there is around a consumer group, and judge; with SEED, FAULTS and NODES, otherwise or longer
-	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1)
+chaos-groups: $(COMPILED) ## Break all there is around two consumer groups of an exchange, and judge; with SEED, FAULTS and NODES, otherwise or longer
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1) --groups=2
 
 chaos-series: $(COMPILED) ## The same around a group in series, whose workers fail at times
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1) --in-series

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.groups --seed=N --faults=N`: a group under faults, and a judgement.
+"""`python -m tests.chaos.groups --seed=N --faults=N`: groups of an exchange under faults, and a judgement.
 
 docs/development/chaos.md says what it does.
 """
@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
+from urllib.parse import quote
 
 import uvloop
 
@@ -30,10 +32,11 @@ from tests.chaos.arena import LASTING, PROGRAMS, Arena, arena
 from tests.chaos.groups import dead_letters
 from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
 from tests.chaos.groups.history import Calm, History
-from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict, judge
+from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict
 from tests.chaos.groups.members import HEALS, Group, libraries
 from tests.chaos.groups.plant import unseen
 from tests.chaos.groups.rows import Row, closed, missed, taken
+from tests.chaos.groups.several import FURTHER, Named, judge_each, named, part_of
 from tests.chaos.groups.works import Worked
 from tests.chaos.oracle import Told
 from tests.chaos.queues import EXCHANGE
@@ -42,7 +45,8 @@ from tests.integration.broker_api import BrokerApi
 from tests.integration.rings import owner
 from tests.integration.sidecar import COMMAND
 
-SHARDS = tuple(f"{EXCHANGE}.{number}" for number in range(1, 13))
+SHARDS = 12
+"""The shards of each group."""
 
 RATES = {"pika": 50.0, "aio-pika": 150.0, "php-amqplib": 300.0, "http-batch": 300.0}
 """Messages a second of each publisher: fewer than the members take together."""
@@ -91,6 +95,7 @@ class Run:
     seed: int
     faults: list[Fault]
     members: "Members"
+    groups: tuple[Named, ...]
     folder: Path
 
     @property
@@ -107,31 +112,45 @@ class Run:
         return own if self.direct else own | group
 
     @property
+    def shards(self) -> tuple[str, ...]:
+        """The queues of all groups."""
+        return tuple(shard for each in self.groups for shard in each.shards)
+
+    @property
     def tries(self) -> int:
         """How often a member gets a message before it is dead-lettered; 0 for any number."""
         return TRIES if self.members is Members.IN_SERIES else 0
 
     @property
-    def limits(self) -> Limits:
-        """The limits for the judge."""
-        shards: dict[str, str] = {}
+    def works(self) -> bool:
+        """Whether members have workers, who write down when they begin."""
+        return self.members in (Members.IN_SERIES, Members.AT_ONCE)
 
-        def shard_of(key: str) -> str:
-            if key not in shards:
-                shards[key] = owner(SHARDS, key)
-            return shards[key]
+    @property
+    def limits(self) -> Mapping[str, Limits]:
+        """The limits for the judge of each group."""
+        ring, places = self.groups[0].shards, dict[str, int]()
+
+        def place(key: str) -> int:
+            if key not in places:
+                places[key] = ring.index(owner(ring, key))
+            return places[key]
 
         if self.direct:
-            return Limits(SHARDS, shard_of, balanced=False)
-        works = self.members in (Members.IN_SERIES, Members.AT_ONCE)
-        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, in_series=works, window=WINDOW, tries=self.tries)
+            return {each.name: Limits(each.shards, each.shard_of(place), balanced=False) for each in self.groups}
+        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, in_series=self.works, window=WINDOW, tries=self.tries)
+        return {each.name: replace(told, shards=each.shards, shard_of=each.shard_of(place)) for each in self.groups}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tests.chaos.groups", description="A group under faults, and a judgement.")
+    parser = argparse.ArgumentParser(prog="tests.chaos.groups", description="Groups under faults, and a judgement.")
     parser.add_argument("--seed", type=int, required=True, help="seed of the schedule")
     parser.add_argument("--faults", type=int, required=True, help="how many")
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the cluster; 1 by default")
+    numbers = range(1, len(FURTHER) + 2)
+    parser.add_argument(
+        "--groups", type=int, default=1, choices=numbers, help="how many groups the exchange has; 1 by default"
+    )
     parser.add_argument("--queues", choices=("quorum", "classic"), default="quorum", help="the type of the shards")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
@@ -165,14 +184,15 @@ def main() -> int:
     rabbitmq = installation(choice)
     folder = Path(tempfile.mkdtemp(prefix="ringproxy-groups-"))
     faults = schedule(arguments.seed, arguments.faults, DECK_OF_GROUPS)
-    todo = Run(arguments.seed, faults, arguments.members, folder)
+    groups = named(EXCHANGE, arguments.groups, SHARDS)
+    todo = Run(arguments.seed, faults, arguments.members, groups, folder)
     begun = time.monotonic()
     with private_cluster(rabbitmq, arguments.nodes) as nodes:
         where = f"{arguments.queues} queues, nodes: {len(nodes)}, {rabbitmq.source}"
-        say(f"seed {todo.seed}, {len(todo.faults)} faults, {todo.members}, {where}")
+        say(f"seed {todo.seed}, {len(todo.faults)} faults, {todo.members}, groups: {len(groups)}, {where}")
         say(f"set up in {time.monotonic() - begun:.0f} s; the sidecars' hot loop: {kind()}")
         say(f"notes and logs are in {folder}, and stay there unless all is green")
-        apply(nodes[0], folder, arguments.queues)
+        apply(nodes[0], folder, arguments.queues, FURTHER[: len(groups) - 1])
         if todo.tries:
             dead_letters.declare(nodes[0], DEAD)
         green = uvloop.run(run(todo, nodes))
@@ -186,10 +206,12 @@ def main() -> int:
     return 0 if green else 1
 
 
-def apply(node: Node, folder: Path, queues: str) -> None:
-    """Make the exchange and its shards, as users do."""
+def apply(node: Node, folder: Path, queues: str, further: Sequence[str]) -> None:
+    """Make the exchange and its shards, with further groups beside its own, as users do."""
     file = folder / "topology.toml"
-    file.write_text(f'[[exchange]]\nname = "{EXCHANGE}"\nqueue_type = "{queues}"\nshards = {len(SHARDS)}\n')
+    lines = ["[[exchange]]", f'name = "{EXCHANGE}"', f'queue_type = "{queues}"', f"shards = {SHARDS}"]
+    lines += [f"groups = {json.dumps(further)}"] if further else []
+    file.write_text("\n".join(lines) + "\n")
     flags = [f"--broker-url={node.amqp_url}", f"--management-url={node.management_url}"]
     environment = os.environ | {"PYTHONPATH": str(Path(proxy.__file__).parents[1])}
     command = [COMMAND, "topology", "apply", *flags, str(file)]
@@ -204,13 +226,13 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             ports = [[leg.port for leg in made.legs]]
         else:
             ports = [[member.relays["amqp"].port] for member in made.members]
-        sources = SHARDS if todo.direct else (EXCHANGE,)
+        sources = {each.name: each.shards if todo.direct else (each.name,) for each in todo.groups}
         group = Group(
             ports,
             sources,
             todo.folder / "members",
             todo.seed,
-            workers=todo.limits.in_series,
+            workers=todo.works,
             in_series=todo.members is Members.IN_SERIES,
             heals=0 if todo.tries else HEALS,
         )
@@ -222,8 +244,8 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             await asyncio.sleep(WARM)
             for first in range(0, len(todo.faults), ROUND):
                 await injector.run(todo.faults[first : first + ROUND])
-                history.calms.append(await calm(made, group, todo.folder))
-            await end(made, group, todo.folder)
+                history.calms += await calm(made, group, todo)
+            await end(made, group, todo)
             if todo.tries:
                 history.dead_letters = await asyncio.to_thread(dead_letters.read, nodes[0], DEAD)
         finally:
@@ -232,37 +254,49 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     for member in group.ended:
         with member.lines.open() as lines:
             history.read(member.name, lines, member.killed)
+    history.groups = {member.name: member.group for member in group.ended}
     logs = [sidecar.log() for each in made.members for sidecar in each.started]
     history.closed, rows = closed(logs, time.monotonic() - time.time()), taken(logs)
-    verdict = judge(history, todo.limits)
-    if todo.members is Members.IN_SERIES and not verdict.faults:
-        verdict.faults += unseen(history, todo.limits)
+    limits = todo.limits
+    verdicts = judge_each(history, limits)
+    for name, verdict in verdicts.items():
+        if todo.members is Members.IN_SERIES and not verdict.faults:
+            verdict.faults += unseen(part_of(history, name), limits[name])
+    faults = [*group.faults, *(fault for verdict in verdicts.values() for fault in verdict.faults)]
     if not todo.direct:
-        verdict.faults += [f"no link took the event {row[1].name} in the state {row[0].name}" for row in missed(rows)]
-    return report(verdict, history, injector.done, group, rows, todo.folder)
+        faults += [f"no link took the event {row[1].name} in the state {row[0].name}" for row in missed(rows)]
+    (todo.folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
+    report(verdicts, history, injector.done, group, rows)
+    for fault in faults[:SHOWN]:
+        say(f"  FAULT: {fault}")
+    say(f"  {len(faults)} faults")
+    return not faults
 
 
-async def calm(made: Arena, group: Group, folder: Path) -> Calm:
-    """A time without faults, for the judge to see the balance."""
+async def calm(made: Arena, group: Group, todo: Run) -> list[Calm]:
+    """A time without faults, for the judge to see the balance of each group."""
     begin = time.monotonic()
     await asyncio.sleep(CALM)
-    shown = await asyncio.to_thread(holders, made, folder / f"calm at {begin:.3f}.json")
-    consumers = await asyncio.to_thread(counted, made.nodes[0])
-    if any(count != 1 for count in consumers.values()):
+    shown = {each.name: await asyncio.to_thread(holders, made, each, begin, todo.folder) for each in todo.groups}
+    consumers = {each.name: await asyncio.to_thread(counted, made.nodes[0], each) for each in todo.groups}
+    if any(count != 1 for counts in consumers.values() for count in counts.values()):
         # Its log then has the node of the channel of each consumer.
         await asyncio.to_thread(made.nodes[0].control, "list_consumers", "queue_name", "channel_pid", "arguments")
-    return Calm(begin, time.monotonic(), frozenset(member.name for member in group.running), shown, consumers)
+    end, members = time.monotonic(), {name: frozenset(group.of(name)) for name in shown}
+    return [Calm(begin, end, members[name], shown[name], consumers[name], name) for name in shown]
 
 
-def counted(node: Node) -> dict[str, int]:
-    """Return how many consumers each shard has."""
+def counted(node: Node, group: Named) -> dict[str, int]:
+    """Return how many consumers each shard of a group has."""
     shown = BrokerApi(node.management_url).ask("GET", "queues", "/")
-    return {queue["name"]: queue["consumers"] for queue in shown if queue["name"] in SHARDS and "consumers" in queue}
+    its = [queue for queue in shown if queue["name"] in group.shards and "consumers" in queue]
+    return {queue["name"]: queue["consumers"] for queue in its}
 
 
-def holders(made: Arena, kept: Path) -> list[dict[str, str | None]]:
+def holders(made: Arena, group: Named, begin: float, folder: Path) -> list[dict[str, str | None]]:
     """Return which member has which shard, as each sidecar shows it that has members; keep all that they say."""
-    answers = [sidecar.now.admin(f"/groups/%2F/{EXCHANGE}") for sidecar in made.members]
+    answers = [sidecar.now.admin(f"/groups/%2F/{quote(group.name, safe='')}") for sidecar in made.members]
+    kept = folder / f"calm at {begin:.3f} of {quote(group.name, safe='')}.json"
     kept.write_text("\n".join(answer.text for answer in answers))
     shown = []
     for answer in answers:
@@ -273,11 +307,11 @@ def holders(made: Arena, kept: Path) -> list[dict[str, str | None]]:
     return shown
 
 
-async def end(made: Arena, group: Group, folder: Path) -> None:
+async def end(made: Arena, group: Group, todo: Run) -> None:
     """End the publishers, and once the shards are empty the members and the sidecars."""
     await asyncio.to_thread(made.end_clients)
-    if await drained(made.nodes[0]):
-        await asyncio.to_thread(leave_word, made, folder)
+    if await drained(made.nodes[0], todo.shards):
+        await asyncio.to_thread(leave_word, made, todo)
     group.check()
     for member in list(group.running):
         await group.ends(member, "close")
@@ -285,12 +319,12 @@ async def end(made: Arena, group: Group, folder: Path) -> None:
         await asyncio.to_thread(sidecar.end)
 
 
-async def drained(node: Node) -> int:
+async def drained(node: Node, shards: Sequence[str]) -> int:
     """Wait until the shards are empty, or become no emptier; return how many messages are left in them."""
     there, fewest, since, empty = 1, float("inf"), time.monotonic(), 0
     while empty < 2 and time.monotonic() < since + IDLE:
         await asyncio.sleep(6)  # the nodes count every 5 s
-        there = await asyncio.to_thread(waiting, node)
+        there = await asyncio.to_thread(waiting, node, shards)
         empty = empty + 1 if there == 0 else 0
         if there < fewest:
             fewest, since = there, time.monotonic()
@@ -298,25 +332,27 @@ async def drained(node: Node) -> int:
     return there
 
 
-def leave_word(made: Arena, folder: Path) -> None:
+def leave_word(made: Arena, todo: Run) -> None:
     """Write down what the broker and the sidecars say of shards that members do not empty."""
     shown = BrokerApi(made.nodes[0].management_url)
-    said: dict[str, object] = {shard: shown.ask("GET", "queues", "/", shard) for shard in SHARDS}
+    said: dict[str, object] = {shard: shown.ask("GET", "queues", "/", shard) for shard in todo.shards}
     for number, sidecar in enumerate(made.members):
-        said[f"sidecar {number}"] = sidecar.now.admin(f"/groups/%2F/{EXCHANGE}").json
-    (folder / "left").write_text(json.dumps(said, indent=1))
+        for each in todo.groups:
+            answer = sidecar.now.admin(f"/groups/%2F/{quote(each.name, safe='')}")
+            said[f"sidecar {number}, {each.name}"] = answer.json
+    (todo.folder / "left").write_text(json.dumps(said, indent=1))
 
 
-def waiting(node: Node) -> int:
+def waiting(node: Node, shards: Sequence[str]) -> int:
     """Return the messages in the shards, as far as the management API knows."""
     shown = BrokerApi(node.management_url).ask("GET", "queues", "/")
-    return sum(queue.get("messages", 1) for queue in shown if queue["name"] in SHARDS)
+    return sum(queue.get("messages", 1) for queue in shown if queue["name"] in shards)
 
 
 def report(
-    verdict: Verdict, history: History, done: Counter[Kind], group: Group, rows: Counter[Row], folder: Path
-) -> bool:
-    """Print the verdict; whether nothing was wrong."""
+    verdicts: Mapping[str, Verdict], history: History, done: Counter[Kind], group: Group, rows: Counter[Row]
+) -> None:
+    """Print what was done, and how much of each group was judged."""
     say("")
     for name, count in sorted(done.items()):
         say(f"  {name:<30} {count:>5}")
@@ -324,12 +360,23 @@ def report(
     told = Counter(note.outcome for note in history.notes)
     say(f"  {'publishes':<40}" + "".join(f"{outcome:>11}" for outcome in Told))
     say(f"  {'told':<40}" + "".join(f"{told[outcome]:>11,}" for outcome in Told))
-    say(f"  {'delivered':<40}" + "".join(f"{verdict.delivered[outcome]:>11,}" for outcome in Told))
     say(f"  {len(history.deliveries):,} deliveries to {len(group.ended)} members, {len(history.lives)} connections")
+    for its, verdict in verdicts.items():
+        counts = "".join(f"{verdict.delivered[outcome]:>11,}" for outcome in Told)
+        say(f"  {f'delivered to members of {its}':<40}{counts}")
+        print_verdict(verdict, sum(each.group == its for each in history.calms))
+    by_library = Counter(delivery.holder.member.rpartition("-")[0] for delivery in history.deliveries)
+    for library, count in sorted(by_library.items()):
+        say(f"  {library:<18}{count:>11,} deliveries")
+    for (state, event), count in rows.items():
+        say(f"  links: {f'{event.name} in {state.name}':<22} {count:>8,} times")
+
+
+def print_verdict(verdict: Verdict, calms: int) -> None:
     say(f"  {verdict.in_order:,} pairs of first deliveries of a key were in order")
     say(f"  redelivered: {dict(verdict.redelivered)}; sent before, and seen by nobody: {verdict.unseen:,}")
     say(f"  a shard's holder was another than before {verdict.takeovers:,} times")
-    say(f"  the slowest balance took {verdict.slowest_balance:.1f} s, in {len(history.calms)} calms")
+    say(f"  the slowest balance took {verdict.slowest_balance:.1f} s, in {calms} calms")
     for how, gaps in sorted(verdict.gaps.items()):
         most = max(gaps)
         figures = f"median {median(gap.seconds for gap in gaps):.2f} s, most {most.seconds:.2f} s"
@@ -337,17 +384,6 @@ def report(
         say(f"  until the next one's first delivery, where it {how:<12} {len(gaps):>6,} times: {figures}")
     if verdict.worked.tries:
         print_work(verdict.worked)
-    by_library = Counter(delivery.holder.member.rpartition("-")[0] for delivery in history.deliveries)
-    for library, count in sorted(by_library.items()):
-        say(f"  {library:<18}{count:>11,} deliveries")
-    for (state, event), count in rows.items():
-        say(f"  links: {f'{event.name} in {state.name}':<22} {count:>8,} times")
-    faults = [*group.faults, *verdict.faults]
-    (folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
-    for fault in faults[:SHOWN]:
-        say(f"  FAULT: {fault}")
-    say(f"  {len(faults)} faults")
-    return not faults
 
 
 def print_work(worked: Worked) -> None:

@@ -1,4 +1,4 @@
-"""The dead-letter exchange of a group in series, and what its queue has at the end of a run."""
+"""The dead-letter exchange of groups in series, and what its queue has at the end of a run."""
 
 import pika
 
@@ -28,8 +28,9 @@ def read(node: Node, name: str) -> list[DeadLetter]:
             if method is None or properties is None or body is None:
                 break
             publisher, number = body.decode().split()
-            attempt = int(str((properties.headers or {}).get("x-ring-attempt", 0)))
-            letters.append(DeadLetter(publisher, int(number), method.routing_key or "", attempt))
+            headers = properties.headers or {}
+            attempt, group = int(str(headers.get("x-ring-attempt", 0))), str(headers.get("x-ring-group", ""))
+            letters.append(DeadLetter(publisher, int(number), method.routing_key or "", attempt, group))
             channel.basic_ack(method.delivery_tag or 0)
         channel.cancel()
     return letters

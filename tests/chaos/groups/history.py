@@ -1,4 +1,4 @@
-"""The history of a group's members in one run, as they and whoever did it wrote it down; times are monotonic."""
+"""The history of the members of groups in one run, as they and whoever did it wrote it down; times are monotonic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +67,8 @@ class DeadLetter(NamedTuple):
     """The routing key."""
     attempt: int
     """The header `x-ring-attempt`; 0 if it is missing."""
+    group: str = ""
+    """The header `x-ring-group`; empty if it is missing."""
 
 
 class End(StrEnum):
@@ -119,6 +121,8 @@ class Calm(NamedTuple):
     """The report of each sidecar with members at the end: the member of each shard; None for nobody."""
     consumers: Mapping[str, int] = {}
     """How many consumers each shard had at the end, as the broker counted them."""
+    group: str = ""
+    """The group that these are the members and shards of."""
 
 
 @dataclass
@@ -139,6 +143,8 @@ class History:
     begins: list[Begin] = field(default_factory=list)
     """Those of members in series."""
     dead_letters: Sequence[DeadLetter] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """The group of each member."""
 
     def read(self, member: str, lines: Iterable[str], killed: float | None) -> None:
         """Add what a member wrote, who was killed at this time if it was; `consumers/member.py` says how."""

@@ -1,4 +1,4 @@
-"""The members of a group: a process each, in one of several client libraries."""
+"""The members of groups: a process each, in one of several client libraries."""
 
 import asyncio
 import itertools
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Member:
     """One member's process, and what it writes."""
 
     name: str
+    group: str
     sidecar: int
     """Which sidecar it connects to."""
     process: "subprocess.Popen[bytes]"
@@ -94,12 +96,12 @@ class Member:
 
 @dataclass
 class Group:
-    """All members of a run, those that have ended as well."""
+    """All members of a run, of one group or of several, those that have ended as well."""
 
     ports: Sequence[Sequence[int]]
     """Where members connect to, by sidecar."""
-    sources: Sequence[str]
-    """The names that each member consumes."""
+    sources: Mapping[str, Sequence[str]]
+    """The names that each member consumes, by its group."""
     folder: Path
     seed: int
     workers: bool = False
@@ -115,15 +117,16 @@ class Group:
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def start(self) -> Member:
-        """Start one more member, in the library whose turn it is."""
+        """Start one more member of the group that has the fewest, in the library whose turn it is."""
         number = next(self._numbers)
         programs = WORKERS if self.workers else LIBRARIES
         library = list(programs)[number % len(programs)]
-        name, sidecar = f"{library}-{number}", number % len(self.ports)
+        name, group = f"{library}-{number}", self._smallest()
+        sidecar = self._next_sidecar(group)
         todo = Task(
             name=name,
             ports=list(self.ports[sidecar]),
-            sources=list(self.sources),
+            sources=list(self.sources[group]),
             prefetch=PREFETCH[number // len(LIBRARIES) % len(PREFETCH)],
             ack_within=ACK_WITHIN,
             nacked=NACKED,
@@ -144,9 +147,18 @@ class Group:
             # Behind all else, and ended with this process, as publishers are.
             command = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", *programs[library], json.dumps(told)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=log, env=environment)
-        member = Member(name, sidecar, process, lines)
+        member = Member(name, group, sidecar, process, lines)
         self.running.append(member)
         return member
+
+    def _smallest(self) -> str:
+        counts = Counter(member.group for member in self.running)
+        return min(self.sources, key=lambda group: counts[group])
+
+    def _next_sidecar(self, group: str) -> int:
+        """Return the sidecar whose turn it is, so that a group has members at each."""
+        started = sum(member.group == group for member in (*self.running, *self.ended))
+        return (started + list(self.sources).index(group)) % len(self.ports)
 
     async def joins(self) -> Member:
         """Start one more member, and wait until it has joined."""
@@ -183,6 +195,10 @@ class Group:
         for member in self.running:
             if member.process.poll() is not None:
                 self.faults.append(f"{member.name} ended by itself: {member.said()[-2000:]}")
+
+    def of(self, group: str) -> list[str]:
+        """Return the running members of a group."""
+        return [member.name for member in self.running if member.group == group]
 
     def names(self, sidecar: int | None = None) -> frozenset[str]:
         """Return the members that ever connected through a sidecar, or through any."""
