@@ -20,8 +20,9 @@ from proxy.shards.export import ExportError, export
 from proxy.shards.fleet import FleetError
 from proxy.shards.journal import JournalError, moved_of_plan
 from proxy.shards.plan import Plan, make_plan
-from proxy.shards.retire import RetireError, Retirement, retire
+from proxy.shards.retire import Retirement, retire
 from proxy.shards.retire_group import GroupRetirement, retire_group
+from proxy.shards.retirement import RetireError
 from proxy.shards.watch import watch
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from proxy.shards.apply import Say, StoppedError, stopped, take
 from proxy.shards.broker import Broker, Lock, LockLostError
-from proxy.shards.retire import RetireError, twice, until
+from proxy.shards.retire import twice, until
+from proxy.shards.retirement import RetireError, sources
 from proxy.shards.state import State
 from proxy.shards.steps import Bind, DeleteQueue, Removal, Step, Unbind
 from proxy.topology.bindings import FANOUT, GROUP_NAME, RING_TYPES, Promise, TopologyError
@@ -145,20 +146,15 @@ def _named(state: State, what: GroupRetirement, fans: Collection[str]) -> Iterab
 def _check(state: State, what: GroupRetirement, queues: Sequence[str], fans: Collection[str]) -> None:
     """Raise RetireError if queues of a group must not be deleted."""
     for name in queues:
-        if sources := _sources(state, [name], fans):
-            raise RetireError(f"queue {name!r} also gets messages from exchange {sources[0]!r}; unbind that first")
+        if found := _sources(state, [name], fans):
+            raise RetireError(f"queue {name!r} also gets messages from exchange {found[0]!r}; unbind that first")
         if state.queues[name].type == "stream" and not what.drop:
             raise RetireError(f"queue {name!r} is a stream, which is never empty: use --keep, or --drop")
 
 
 def _sources(state: State, queues: Collection[str], but: Collection[str] = ()) -> list[str]:
     """Return the exchanges that are bound to any of these queues, without those in `but`."""
-    taken = {Destination("queue", name) for name in queues}
-    return sorted(
-        source
-        for source, bindings in state.bindings.items()
-        if source not in but and any(each.destination in taken for each in bindings)
-    )
+    return sources(state, {Destination("queue", name) for name in queues}, but)
 
 
 async def retire_group(broker: Broker, lock: Lock, what: GroupRetirement, say: Say) -> None:
@@ -222,8 +218,8 @@ async def _closed(broker: Broker, lock: Lock, what: GroupRetirement, course: _Co
 
 def _stop_if_bound(state: State, course: _Course) -> None:
     """Raise StoppedError if an exchange leads to any queue that goes."""
-    if sources := _sources(state, course.queues):
-        told = some([repr(name) for name in sources], 3)
+    if found := _sources(state, course.queues):
+        told = some([repr(name) for name in found], 3)
         raise StoppedError(
             [
                 f"queues of the group were bound again, by exchange {told}, so they may get messages: not deleted",

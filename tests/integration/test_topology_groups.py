@@ -9,13 +9,13 @@ import pytest
 from pamqp.commands import Basic, Connection
 
 from testbed.broker import Broker
-from tests.integration.broker_api import wait_until
+from tests.integration.broker_api import BrokerApi, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.groups import consume, deliveries, numbered, publish
 from tests.integration.load import meanwhile, publishing
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
-from tests.integration.topology import Topology, between_looks, killed
+from tests.integration.topology import Topology, between_looks, fleet_flags, killed
 from tests.integration.wire_client import Client
 
 SHARDS = ["orders.1", "orders.2", "orders.3"]
@@ -117,11 +117,11 @@ def test_killed_after_any_step_and_run_again_it_ends_the_same(topology: Topology
 
 
 @contextmanager
-def auditing(sidecar: Sidecar, client: Client, vhost: str) -> Iterator[list[int]]:
-    """Consume orders/audit all the while; give the numbers that were acked."""
+def consuming(sidecar: Sidecar, client: Client, vhost: str, group: str) -> Iterator[list[int]]:
+    """Consume a group all the while; give the numbers that were acked."""
     acked: list[int] = []
     with client.pika(sidecar.amqp_port, vhost) as channel:
-        messages = channel.consume("orders/audit", inactivity_timeout=0.1)
+        messages = channel.consume(group, inactivity_timeout=0.1)
 
         def ack() -> None:
             method, _, body = next(messages)
@@ -141,7 +141,7 @@ def test_a_group_leaves_under_load_and_is_drained_by_its_members(
     vhost = audited.vhost
     sidecar = start_sidecar(settle_time="5", groups="orders")
     with (
-        auditing(sidecar, client, vhost.name) as acked,
+        consuming(sidecar, client, vhost.name, "orders/audit") as acked,
         load(sidecar, client, vhost.name) as confirmed,
     ):
         wait_until("some messages", lambda: min(len(acked), len(confirmed)) > 100)
@@ -160,6 +160,80 @@ def test_a_group_leaves_under_load_and_is_drained_by_its_members(
         of_shard = [number for number in confirmed if own[number] == queue]
         copied = [number for number in acked if own[number] == queue]
         assert copied == of_shard[: len(copied)], "a message is missing before one that was copied, or out of order"
+
+
+@pytest.mark.versions
+def test_a_shard_leaves_under_load_and_the_members_of_each_group_drain_it(
+    api: BrokerApi, start_sidecar: StartSidecar, topology: Topology, client: Client
+) -> None:
+    topology.write(WITH_AUDIT)
+    topology.did("apply")
+    topology.write(WITH_AUDIT + "retiring = [3]\n")
+    vhost = topology.vhost
+    sidecar = start_sidecar(groups="orders")
+    flags = fleet_flags(api)
+    with (
+        consuming(sidecar, client, vhost.name, "orders") as own,
+        consuming(sidecar, client, vhost.name, "orders/audit") as audit,
+        publishing(sidecar, client, vhost.name) as confirmed,
+    ):
+        wait_until("some messages", lambda: min(map(len, (own, audit, confirmed))) > 100)
+        told = topology.did("retire", *leaving(topology, *flags)).splitlines()
+        at_end = len(confirmed)
+        wait_until("some messages after", lambda: len(confirmed) > at_end + 100)
+        wait_until("all of them", lambda: min(len(own), len(audit)) >= len(confirmed) - 10)
+    assert [line for line in told if line.startswith(("unbind", "delete"))] == [
+        "unbind orders from exchange orders.lane.3, weight 1",
+        "unbind orders.lane.3 from exchange orders.fan.3",
+        "delete queue orders.audit.3",
+        "delete queue orders.3",
+        "delete exchange orders.lane.3",
+        "delete exchange orders.fan.3",
+    ]
+    assert topology.did("check") == "nothing to do\n"
+    made = topology.made()
+    assert not [each for each in (*made["exchanges"], *made["queues"]) if each["name"].endswith(".3")]
+    landed = vhost.drain_all()
+    for acked, queues in ((own, SHARDS), (audit, AUDIT)):
+        left = [int(each.body) for queue in queues for each in landed.get(queue, [])]
+        assert sorted([*acked, *left]) == confirmed
+
+
+def leaving(topology: Topology, *flags: str, timeout: str = "60") -> tuple[str, ...]:
+    return ("orders", "orders.3", "--vhost", topology.vhost.name, "--timeout", timeout, *flags)
+
+
+@pytest.mark.parametrize("group", ["orders", pytest.param("orders/audit", marks=pytest.mark.long)])
+def test_a_shard_is_deleted_once_the_queue_of_each_group_is_empty(
+    api: BrokerApi, start_sidecar: StartSidecar, topology: Topology, group: str
+) -> None:
+    topology.write(WITH_AUDIT)
+    topology.did("apply")
+    start_sidecar().wait_ready()
+    flags = fleet_flags(api)
+    queue = {"orders": "orders.3", "orders/audit": "orders.audit.3"}[group]
+    topology.vhost.api.ask(
+        "POST", "exchanges", topology.vhost.name, "amq.default", "publish",
+        body={"properties": {}, "routing_key": queue, "payload": "kept", "payload_encoding": "string"},
+    )  # fmt: skip
+    command = ["topology", "retire", *topology.flags(), *leaving(topology, *flags)]
+    assert killed(command, 3) == 3  # which are the sidecars, the keys, and the first step
+    assert "orders.lane.3" not in [each["destination"] for each in topology.made()["bindings"]]
+
+    waited = topology.run("retire", *leaving(topology, *flags, timeout="8"))
+
+    assert waited.returncode == 2
+    assert f"the queues to be empty twice: {queue} has 1 messages ready and 0 not acked yet" in waited.stderr
+    assert [each.body for each in topology.vhost.drain(queue)] == [b"kept"]
+    # It goes on where another run would have been killed as well, once one queue had gone.
+    topology.vhost.delete_queue("orders.audit.3")
+    told = topology.did("retire", *leaving(topology, *flags)).splitlines()
+    assert told[-3:] == ["delete queue orders.3", "delete exchange orders.lane.3", "delete exchange orders.fan.3"]
+    topology.write(WITH_AUDIT + "retiring = [3]\n")
+    assert topology.did("check") == "nothing to do\n"
+    exported = topology.did("export", "orders", f"--vhost={topology.vhost.name}")
+    assert "shards = 2\n" in exported
+    assert 'groups = ["audit"]' in exported
 
 
 @pytest.mark.versions

@@ -124,7 +124,7 @@ def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: T
     )  # fmt: skip
     told = refused(shards, *fleet)
 
-    assert "waited 25 s for the queue to be empty twice: 1 messages are ready and 0 not acked yet" in told
+    assert "waited 25 s for the queue to be empty twice: orders.3 has 1 messages ready and 0 not acked yet" in told
     assert "run it again: it goes on from here" in told
     assert drained(vhost, "orders.3") == [b"kept"]
     assert "delete queue orders.3" in retired(shards, *fleet)

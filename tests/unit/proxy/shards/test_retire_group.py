@@ -7,8 +7,8 @@ import pytest
 
 from proxy.shards.difference import compare
 from proxy.shards.document import parse
-from proxy.shards.retire import RetireError
 from proxy.shards.retire_group import GroupRetirement, _left, course_of
+from proxy.shards.retirement import RetireError
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.shards.steps import Bind, DeleteQueue, Removal, Step, Unbind
 from ring.destination import Destination
