@@ -191,7 +191,7 @@ def _add_retire(command: argparse.ArgumentParser) -> None:
     command.add_argument("queue", metavar="QUEUE", help="name of the shard's queue")
     _add_vhost(command)
     command.add_argument(
-        "--keep", action="store_true", help="take the queue off the ring, and leave it with its messages"
+        "--keep", action="store_true", help="take the shard off the ring, and leave its queues with their messages"
     )
     text = (
         "admin listener of a sidecar that does not answer at its host and the default port; may be given several times"
@@ -199,7 +199,7 @@ def _add_retire(command: argparse.ArgumentParser) -> None:
     command.add_argument("--sidecar", metavar="URL", action="append", default=[], help=text)
     text = "go on though no sidecar is connected to the cluster"
     command.add_argument("--no-sidecars", action="store_true", help=text)
-    text = f"seconds to wait for the sidecars, and again for the queue to be empty (default: {_PATIENCE:g})"
+    text = f"seconds to wait for the sidecars, and again for the queues to be empty (default: {_PATIENCE:g})"
     command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
 
 

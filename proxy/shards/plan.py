@@ -194,6 +194,9 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
             for shard in each.shards:
                 queues += [_numbered(f"{name.rpartition('.')[0]}.", name) for name in shard.queues[1:]]
                 fans += [_numbered(f"{each.exchange.name}.fan.", shard.fan)] if shard.fan is not None else []
+            # A fan stays when the last group but the exchange's own has gone, until its shard is retired.
+            left = (states[vhost].lane(name).fan for name in names)
+            fans += [_numbered(f"{each.exchange.name}.fan.", fan) for fan in left if fan]
         alternates = [str(a) for each in found if (a := each.exchange.arguments.get("alternate-exchange"))]
         shards = [shard for each in found for shard in each.shards]
         named = {shard.arguments.get("x-dead-letter-exchange") for shard in shards}

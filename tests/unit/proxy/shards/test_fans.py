@@ -11,6 +11,7 @@ from proxy.shards.difference import Difference, compare
 from proxy.shards.document import DocumentError, parse
 from proxy.shards.export import export
 from proxy.shards.plan import make_plan
+from proxy.shards.retire_group import GroupRetirement, course_of
 from proxy.shards.state import State
 from proxy.shards.steps import Bind, DeclareExchange, Unbind
 from proxy.topology.bindings import Promise
@@ -145,6 +146,19 @@ def test_the_rights_reach_the_groups() -> None:
     assert "orders/audit|orders\\.[0-9]+|orders\\.audit\\.[0-9]+" in by_user["MEMBER"]
     assert "orders\\.fan\\.[0-9]+" in by_user["TOPOLOGY"]
     assert "fan" not in by_user["WRITER"]
+
+
+def test_a_fan_that_the_last_group_has_left_is_in_the_rights_of_who_retires_its_shard() -> None:
+    (exchange,) = parse({"exchange": [{"name": "orders", "shards": 2, "groups": ["audit"]}]})
+    state = after(EMPTY, *compare(exchange, EMPTY).steps)
+    course = course_of(state, GroupRetirement("/", "orders", "audit", keep=True, drop=False, patience=1.0))
+    state = after(state, *course.promising, *(step for step in course.closing if isinstance(step, Unbind)))
+    document = parse({"exchange": [{"name": "orders", "shards": 2}]})
+    plan = make_plan(document, {"/": state})
+    assert (plan.steps, plan.refusals) == ((), ())
+    for rights in (plan.rights, plan.rights_applied):
+        (line,) = (line for line in rights if " TOPOLOGY " in line)
+        assert line.count("orders\\.fan\\.[0-9]+") == 3
 
 
 @pytest.mark.parametrize(

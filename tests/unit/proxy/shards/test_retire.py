@@ -1,4 +1,4 @@
-"""What stops `retire` before it deletes a queue; `test_retirement.py` has the parts of a shard that it finds."""
+"""Faults that stop `retire` before it deletes a queue; `test_retirement.py` has the parts of a shard that it finds."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
