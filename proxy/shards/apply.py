@@ -114,6 +114,8 @@ def _request_of(vhost: str, step: Step | Removal) -> _Request:
             return _Request("PUT", ["queues", vhost, step.name], body)
         case DeclareExchange():
             body = {"type": step.type, "durable": True, "auto_delete": False, "internal": False}
+            if step.node is not None:
+                body["node"] = step.node
             return _Request("PUT", ["exchanges", vhost, step.name], body | {"arguments": dict(step.arguments)})
         case Bind():
             arguments = step.promise.as_arguments() if step.promise is not None else {}

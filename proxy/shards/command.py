@@ -17,6 +17,7 @@ from proxy.shards.apply import StoppedError, apply
 from proxy.shards.broker import LockedError, LockLostError, locked, reached
 from proxy.shards.document import DocumentError, load
 from proxy.shards.export import ExportError, export
+from proxy.shards.fence import fence
 from proxy.shards.fleet import FleetError
 from proxy.shards.journal import JournalError, moved_of_plan
 from proxy.shards.plan import Plan, make_plan
@@ -134,6 +135,8 @@ async def _apply(settings: Settings, options: argparse.Namespace) -> int:
         locked(broker, (exchange.vhost for exchange in document), "apply") as lock,
     ):
         plan = await apply(broker, lock, document, _tell)
+        if not plan.refusals:
+            await fence(broker, document, _tell)
     if plan.refusals:
         _complain(*plan.refusals, "nothing was changed")
         return FAILED

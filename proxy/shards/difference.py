@@ -403,8 +403,8 @@ class _Comparison:
         if len(self.state.nodes) > 1 and any(isinstance(step, Bind) for step in self._lane_bindings):
             self._warn(
                 "groups:",
-                "on a cluster another node may come to know a binding later, so what is published there meanwhile may "
-                "miss a new group",
+                "on a cluster another node may come to know a binding later: a new group has every message from when "
+                "apply says so",
             )
 
     def _bindings(self) -> None:

@@ -20,11 +20,12 @@ class DeclareQueue(NamedTuple):
 
 
 class DeclareExchange(NamedTuple):
-    """Declare a durable exchange."""
+    """Declare a durable exchange, by way of `node` if one is named."""
 
     name: str
     type: str
     arguments: Arguments
+    node: str | None = None
 
     def __str__(self) -> str:
         """Return the step as progress lines and plans show it."""

@@ -23,6 +23,7 @@ from proxy.settings.parse import Address, ConfigError
 from proxy.shards.apply import StoppedError, apply
 from proxy.shards.broker import Broker, LockedError, LockLostError, locked, reached
 from proxy.shards.document import DocumentError, load
+from proxy.shards.fence import fence
 from proxy.shards.plan import Plan, make_plan
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
@@ -44,6 +45,8 @@ class Watch:
         """Take the file, which is read anew at each look."""
         self._settings, self._file = settings, file
         self._told: tuple[str, ...] = ()
+        self._is_fenced = False
+        """Whether all nodes have told, since the last step, that they know the bindings of groups."""
         self.fault = "no look has ended yet"
         """Why the last look found or left something undone; empty if all is as the file says."""
         self.registry = CollectorRegistry()
@@ -105,7 +108,11 @@ class Watch:
         plan = make_plan(document, await broker.states(vhosts))
         if plan.steps and not plan.refusals:
             async with locked(broker, vhosts, "apply --watch") as lock:
+                self._is_fenced = False
                 plan = await apply(broker, lock, document, self._step)
+        if not self._is_fenced and not plan.refusals:
+            await fence(broker, document, log.info)
+            self._is_fenced = True
         return plan
 
     def _step(self, line: str) -> None:

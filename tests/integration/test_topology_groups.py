@@ -64,7 +64,7 @@ def test_a_group_is_added_under_load_and_nothing_is_lost_doubled_or_moved(
     with load(sidecar, client, topology.vhost.name) as confirmed:
         wait_until("some messages before", lambda: len(confirmed) > 100)
         told = topology.run("plan").stdout
-        topology.did("apply")
+        assert "orders/audit: every message that is published from now on" in topology.did("apply")
         complete_from = len(confirmed) + 1  # one may be under way
         wait_until("some messages after", lambda: len(confirmed) > complete_from + 100)
     assert "no key moves" in told
