@@ -28,7 +28,7 @@ from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
 from tests.chaos import arena as arenas
-from tests.chaos.arena import LASTING, PROGRAMS, Arena, arena
+from tests.chaos.arena import LASTING, PROGRAMS, Arena, Program, arena
 from tests.chaos.groups import dead_letters
 from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
 from tests.chaos.groups.history import Calm, History
@@ -49,8 +49,7 @@ SHARDS = 12
 """The shards of each group."""
 
 RATES = {"pika": 50.0, "aio-pika": 150.0, "php-amqplib": 300.0, "http-batch": 300.0}
-"""Messages a second of each publisher: fewer than the members take together."""
-PUBLISHERS = {name: replace(PROGRAMS[name], rate=rate) for name, rate in RATES.items()}
+"""Messages a second of each publisher, divided by the number of groups: fewer than the members take together."""
 
 ROUND = 20
 """Faults between two calms."""
@@ -110,6 +109,10 @@ class Run:
         group = {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}", "log_level": "debug"}
         group |= RETRIES if self.members is Members.IN_SERIES else {}
         return own if self.direct else own | group
+
+    @property
+    def publishers(self) -> Mapping[str, Program]:
+        return {name: replace(PROGRAMS[name], rate=rate / len(self.groups)) for name, rate in RATES.items()}
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -240,7 +243,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
         try:
             for _ in range(WANTED):
                 await group.joins()
-            made.start_publishers(PUBLISHERS)
+            made.start_publishers(todo.publishers)
             await asyncio.sleep(WARM)
             for first in range(0, len(todo.faults), ROUND):
                 await injector.run(todo.faults[first : first + ROUND])
@@ -250,7 +253,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
                 history.dead_letters = await asyncio.to_thread(dead_letters.read, nodes[0], DEAD)
         finally:
             group.kill_all()
-    history.notes = [note for name in PUBLISHERS for note in made.noted(name)]
+    history.notes = [note for name in RATES for note in made.noted(name)]
     for member in group.ended:
         with member.lines.open() as lines:
             history.read(member.name, lines, member.killed)
