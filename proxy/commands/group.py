@@ -97,11 +97,13 @@ def lines(answer: Mapping[str, Any]) -> Iterator[str]:
         figures = _messages(shard)
         kept = "; a consumer that is no member holds the unacked ones" if shard["unacked"] else ""
         waiting = f", and no member gets them{kept}" if shard["waiting"] else ""
-        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}{_again(shard)}"
+        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}{_again(shard)}{_paused(shard)}"
     for move in answer["moves"]:
-        source = titles.get(move["from"], "a member that has left") if move["from"] is not None else "nobody"
-        way = f"{source} to {titles.get(move['to'], 'a member that has left')}"
-        yield f"moving       {move['shard']}, from {way}, for {seconds(move['since_seconds'])}: {move['why']}"
+        source, target = (
+            titles.get(move[end], "a member that has left") if move[end] is not None else "nobody"
+            for end in ("from", "to")
+        )
+        yield f"moving       {move['shard']}, from {source} to {target}, for {seconds(move['since_seconds'])}: {move['why']}"
 
 
 MEMBERS_VIEW: Final = View("", lines)
@@ -133,6 +135,12 @@ def _again(shard: Mapping[str, Any]) -> str:
     if not count:
         return ""
     return f", {count} redelivered" + (f", one message {worst} times in the last minutes" if worst > 1 else "")
+
+
+def _paused(shard: Mapping[str, Any]) -> str:
+    """Return what a shard's line says of its pause; empty if there is none, or an older sidecar does not say."""
+    pause = shard.get("paused")
+    return f", paused by {pause['by']} since {pause['since']}" if pause is not None else ""
 
 
 def seconds(seconds: float) -> str:

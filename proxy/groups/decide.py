@@ -48,6 +48,7 @@ class Reason(Enum):
     DISAGREEMENT = 5
     NOT_LET_GO = 6
     ACKS = 7
+    PAUSED = 8
 
 
 class Move(NamedTuple):
@@ -57,6 +58,7 @@ class Move(NamedTuple):
     owner: str
     """The member that owns it; empty for nobody."""
     target: str
+    """The member that should own it; empty for nobody, as of a paused shard."""
     reason: Reason
 
 
@@ -84,6 +86,8 @@ class View:
     vacant: Collection[str] = ()
     """The shards of which nobody tells an open link for long, or, where this sidecar hears nobody, that nobody
     consumes by what the broker says."""
+    paused: Collection[str] = ()
+    """The shards that nobody is to consume, as an operator has paused them, or as that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Decision:
     owners: Mapping[str, str] = field(default_factory=dict)
     """The owner of each shard that has one."""
     targets: Mapping[str, str] = field(default_factory=dict)
-    """The target of each shard; empty without members."""
+    """The target of each shard that is not paused; empty without members."""
     steps: Sequence[Step] = ()
     stances: Mapping[tuple[str, str], Stance] = field(default_factory=dict)
     """By member and shard, what the links of this sidecar's members are to say in beats."""
@@ -113,7 +117,8 @@ def decide(view: View) -> Decision:
         for shard, link in member.links.items():
             links.setdefault(shard, []).append((member_id, link))
     owners = {shard: owner for shard, found in links.items() if (owner := owner_of(found))}
-    targets = _targets(view, owners)
+    # A paused shard counts for its target, so that a pause moves no other shard, and the end of it none either.
+    targets = {shard: target for shard, target in _targets(view, owners).items() if shard not in view.paused}
     stances = {
         (member_id, shard): Stance(targets.get(shard) == member_id, _but(owners.get(shard, ""), member_id))
         for member_id in view.local
@@ -122,9 +127,11 @@ def decide(view: View) -> Decision:
     steps = _openings(view, targets) if view.hears else []
     if view.hears:
         steps += _releases(view, owners, targets)
+    steps += _pauses(view)
     steps += _vacancies(view, targets, {step.shard for step in steps if step.act is Act.OPEN})
+    wanted = targets | dict.fromkeys(sorted(view.paused), "")
     moves = [
-        move for shard, target in targets.items() if (move := _move(view, links, owners, shard, target)) is not None
+        move for shard, target in wanted.items() if (move := _move(view, links, owners, shard, target)) is not None
     ]
     return Decision(view.members, owners, targets, steps, stances, moves)
 
@@ -201,6 +208,16 @@ def _releases(view: View, owners: Mapping[str, str], targets: Mapping[str, str])
     return steps
 
 
+def _pauses(view: View) -> list[Step]:
+    """Return the links to paused shards, which this sidecar's members let go whether or not it hears the others."""
+    return [
+        Step(Act.LET_GO, member_id, shard)
+        for member_id in view.local
+        for shard, link in view.members[member_id].links.items()
+        if shard in view.paused and link.state == _OPEN and not view.members[member_id].is_leaving
+    ]
+
+
 def _waits_behind(view: View, target: str, shard: str, member: str, owner: str) -> bool:
     """Return whether the target's link waits, and its sidecar agrees that it is to get the shard from this member.
 
@@ -233,7 +250,12 @@ def _vacancies(view: View, targets: Mapping[str, str], opened: Collection[str]) 
     counts = {member: len(view.members[member].links) for member in fit}
     steps = []
     for shard in view.shards:
-        if shard not in view.vacant or shard in opened or _is_tried(view, shard, targets.get(shard)):
+        if (
+            shard not in view.vacant
+            or shard in view.paused
+            or shard in opened
+            or _is_tried(view, shard, targets.get(shard))
+        ):
             continue
         if able := [member for member in fit if _can_open(view, member, shard)]:
             member = min(able, key=lambda member: (counts[member], member))
@@ -259,6 +281,8 @@ def _move(view: View, links: Links, owners: Mapping[str, str], shard: str, targe
 
 def _reason(view: View, shard: str, owner: str, target: str) -> Reason:
     """Return why a shard is with its owner, or with nobody, and not with its target."""
+    if not target:
+        return Reason.PAUSED
     if not view.hears:
         return Reason.DEAF
     link = view.members[target].links.get(shard)

@@ -14,6 +14,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
 from proxy.groups.decide import Decision, Stance, Step, View, decide
 from proxy.groups.model import LinkState, Member
+from proxy.groups.pauses import Pauses
 from proxy.groups.peers import News, Peers, Question
 from proxy.groups.timing import (
     BEAT,
@@ -25,6 +26,7 @@ from proxy.groups.timing import (
     LOOK_EVERY,
     OPENED_WITHIN,
     ORPHANED,
+    PAUSES_WITHIN,
     SOON,
     between_news,
 )
@@ -36,6 +38,9 @@ TOLD_A_SECOND: Final = 200
 """The most members and links that one sidecar hears of each second without news, as far as `LONGEST_FULL` allows."""
 
 _NEVER: Final = float("inf")
+
+_TELLING: Final = (LinkState.OPEN, LinkState.LEAVING)
+"""The states of links of which it counts when a beat last told of one."""
 
 _UNDECIDED: Final = Stance(wants=False, behind="")
 """The words of a link about which nothing has been decided yet."""
@@ -87,6 +92,10 @@ class Group:
         """The last decision."""
         self.moves = 0
         """How many shards members of this sidecar have become the owners of."""
+        self.pauses = Pauses()
+        """The shards that operators have paused, as far as this sidecar knows."""
+        self._pauses_by = 0.0
+        """Until when nothing is opened as the pauses are not known yet, in monotonic seconds; 0 if they are."""
         self._unconsumed: frozenset[str] = frozenset()
         """The shards without a consumer, as the broker has counted since this sidecar does not hear the others."""
         self._ring: tuple[str, ...] = ()
@@ -144,6 +153,22 @@ class Group:
         member.stalled_until = until
         self._tell(now)
         self._soon(now)
+
+    # News of operators.
+
+    def awaits_pauses(self, now: float) -> None:
+        """Have the members open nothing until it is known which shards are paused, or cannot be known in time."""
+        self._pauses_by = now + PAUSES_WITHIN
+
+    def paused(self, pauses: Pauses, now: float) -> None:
+        """Note which shards operators have paused."""
+        self.pauses, self._pauses_by = pauses, 0.0
+        self._soon(now)
+
+    @property
+    def paused_shards(self) -> list[str]:
+        """The shards that operators have paused, sorted."""
+        return [name for name in self.present if self.pauses.of(name) is not None]
 
     # News of the ring.
 
@@ -282,12 +307,16 @@ class Group:
         # Pauses that are over, for example, are no event of their own, so there is a decision now and then.
         self._changes, self._decide_at, self._decided_at = None, now + BEAT, now
         members = self.members(now)
-        for member in members.values():
-            for name, link in member.links.items():
-                if link.state != LinkState.OPENING and name in self.shards:
-                    self.shards[name].told_at = now
         shards, before = self.present, self.decision
-        view = View(shards, members, self.local, self._lacking(shards), self.peers.hears(now), self._vacant(now))
+        paused = shards if now < self._pauses_by else self.paused_shards
+        # A shard is no orphan as soon as its pause is over.
+        told = [name for member in members.values() for name, link in member.links.items() if link.state in _TELLING]
+        for name in (*told, *paused):
+            if name in self.shards:
+                self.shards[name].told_at = now
+        view = View(
+            shards, members, self.local, self._lacking(shards), self.peers.hears(now), self._vacant(now), set(paused)
+        )
         self.decision = decide(view)
         if self.decision.stances != before.stances:
             self._tell(now)

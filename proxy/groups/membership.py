@@ -7,8 +7,8 @@ connection it is an error, which closes the channel and stands in the broker's l
 users, a second fanout has their orders.
 
 There is one connection for the beats of each virtual host with members, and for these questions. Another one counts
-consumers, opened when the first are to be counted. An alarm of the broker stops connections that publish, and the
-second one never does.
+consumers, opened when the first are to be counted, and reads orders to pause (`pause_log.py`). An alarm of the broker
+stops connections that publish, and the second one never does.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class Room:
             except Exception as error:  # aio-pika raises many kinds, and none may end the beats
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:
-                await _closed(channel)
+                await closed(channel)
             if not self._is_closing:
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_REJOIN_PAUSE)
@@ -218,7 +218,7 @@ class Line:
     def __init__(self, vhost: str, connect: Connect) -> None:
         """Take how to connect to the virtual host."""
         self.vhost = vhost
-        self.beats, self._counts = Connection(connect), Connection(connect)
+        self.beats, self.counts = Connection(connect), Connection(connect)
         self._questions: AbstractChannel | None = None
         """The channel for questions, on the connection for beats; None where there is none yet."""
         self._opening = asyncio.Lock()
@@ -275,7 +275,7 @@ class Line:
         except Exception as error:  # aio-pika raises many kinds, and the asker finds out by itself
             log.debug("virtual host %r: no answer to an order: %s", self.vhost, error)
         finally:
-            await _closed(channel)
+            await closed(channel)
 
     async def consumers(self, queue: str) -> int | None:
         """Return how many consumers a queue has, by a passive declaration; None where the broker does not tell.
@@ -295,18 +295,18 @@ class Line:
         channel: AbstractChannel | None = None
         try:
             async with asyncio.timeout(ANSWERED_WITHIN):
-                channel = await self._counts.channel()
+                channel = await self.counts.channel()
                 found = await channel.declare_queue(queue, passive=True)
                 return found.declaration_result.consumer_count or 0
         except TimeoutError:
-            await self._counts.drop()
+            await self.counts.drop()
             raise
         finally:
-            await _closed(channel)
+            await closed(channel)
 
     async def aclose(self) -> None:
         """Close both connections."""
-        await asyncio.gather(self.beats.drop(), self._counts.drop())
+        await asyncio.gather(self.beats.drop(), self.counts.drop())
 
 
 class Connection:
@@ -340,10 +340,10 @@ class Connection:
     async def drop(self) -> None:
         """Close the connection, which ends all of its channels."""
         connection, self._connection = self._connection, None
-        await _closed(connection)
+        await closed(connection)
 
 
-async def _closed(it: AbstractChannel | AbstractConnection | None) -> None:
+async def closed(it: AbstractChannel | AbstractConnection | None) -> None:
     if it is not None:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_FAREWELL):

@@ -121,6 +121,7 @@ def _report(name: Name, shards: list[str], seen: Exactness, age: float) -> dict[
                 "waiting": False,
                 "redelivered": 0,
                 "worst": 0,
+                "paused": None,
             }
             for shard, lag in lags.items()
         ],

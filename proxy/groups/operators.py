@@ -7,11 +7,18 @@ user, so the sender of an order is known, and the setting `groups_operators` say
 An order names the message by its fingerprint, and does nothing if the message is not the first of its key any more.
 """
 
+import logging
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
+
+log = logging.getLogger(__name__)
+
+MOST_STRANGERS: Final = 100
+"""The most users of whose orders the log tells that they do not count."""
 
 MAX_BYTES: Final = 4096
 """The most bytes of one order."""
@@ -54,6 +61,25 @@ class Sent(NamedTuple):
     body: bytes
     reply_to: str
     """The queue that awaits the answer; empty for none."""
+
+
+class Operators:
+    """The users whose orders count, and those others whose orders have come for one group."""
+
+    def __init__(self, names: Collection[str], title: str) -> None:
+        """Take the setting `groups_operators`, and how log lines about the group begin."""
+        self._names, self._title = names, title
+        self._strangers: set[str] = set()
+        """The users of whose orders the log has told that they do not count."""
+
+    def may_order(self, user: str) -> bool:
+        """Return whether a user's order counts; the log tells once of each user whose do not."""
+        if user in self._names:
+            return True
+        if user not in self._strangers and len(self._strangers) < MOST_STRANGERS:
+            self._strangers.add(user)
+            log.warning("%s: an order of %r, whom groups_operators does not name", self._title, user)
+        return False
 
 
 class OrderError(ValueError):

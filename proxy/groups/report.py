@@ -19,6 +19,7 @@ _WORDS: Final = {
     Reason.NOT_OPENED: "its sidecar has yet to open a consumer",
     Reason.DISAGREEMENT: "its sidecar has yet to see the same owner, or the same members",
     Reason.NOT_LET_GO: "the owner has yet to let it go",
+    Reason.PAUSED: "it is paused, and the owner has yet to let it go",
     Reason.ACKS: "the owner has yet to ack {unacked} of its messages",
 }
 """The words of the reasons why a shard is not with its target."""
@@ -36,7 +37,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
         "lag": total([group.readings.lag(name, now) for name in state.present]).shown(),
         "exact": None if not seen.shards and not reasons else not reasons,
         "reasons": list(reasons),
-        "warnings": list(seen.warnings),
+        "warnings": [*seen.warnings, *_pauses_not_read(group)],
         "membership": group.room.fault or _not_heard(group, now) or None,
         "members": _members(group, members),
         "leaving": [
@@ -108,10 +109,16 @@ def _not_heard(group: RunningGroup, now: float) -> str:
     return ""
 
 
+def _pauses_not_read(group: RunningGroup) -> list[str]:
+    fault = group.pauses.fault if group.pauses is not None else ""
+    return [f"orders to pause are not read, so what is paused stays so: {fault}"] if fault else []
+
+
 def _shard(group: RunningGroup, name: str, now: float) -> dict[str, Any]:
     again = group.redelivered.get(name)
     shard, found = group.state.shards[name], group.readings.exactness.shards.get(name)
     owner = group.state.decision.owners.get(name)
+    pause = group.state.pauses.of(name)
     return {
         "shard": name,
         "holder": owner,
@@ -122,6 +129,7 @@ def _shard(group: RunningGroup, name: str, now: float) -> dict[str, Any]:
         "waiting": name in group.readings.waiting,
         "redelivered": again.count if again is not None else 0,
         "worst": again.recent(now) if again is not None else 0,
+        "paused": {"by": pause.by, "since": _time(pause.since)} if pause is not None else None,
     }
 
 
@@ -137,7 +145,7 @@ def _move(group: RunningGroup, move: Move, members: Mapping[str, MemberBeat], no
     return {
         "shard": move.shard,
         "from": move.owner or None,
-        "to": move.target,
+        "to": move.target or None,
         "why": why,
         "since_seconds": round(now - (moving_since or now), 1),
     }

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -19,8 +18,10 @@ from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.membership import Membership
 from proxy.groups.model import Actions, LinkState, Member
-from proxy.groups.operators import Answer, OrderError, Sent
+from proxy.groups.operators import Answer, Operators, OrderError, Sent
 from proxy.groups.operators import decode as decode_order
+from proxy.groups.pause_log import PauseLog
+from proxy.groups.pausing import Pausing
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.shards import Exactness, Readings, queues_of
@@ -31,9 +32,6 @@ from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Router
 
 log = logging.getLogger(__name__)
-
-MOST_STRANGERS: Final = 100
-"""The most users of whose orders the log tells that they do not count."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,8 @@ class RunningGroup:
         self.oldest_unacked_at = 0.0
         """When the oldest delivery that a client has not settled was made, in monotonic seconds; 0 if there is none."""
         self.orders = 0
-        """How many orders of operators were done."""
-        self._strangers: set[str] = set()
-        """The users of whose orders the log has told that they do not count."""
+        """How many orders of operators were done, but for those to pause and to resume."""
+        self._operators = Operators(parts.operators, self._title)
         self.returns = 0
         """How often clients in series have returned a message."""
         self.backlogs: list[Backlog] = []
@@ -104,6 +101,13 @@ class RunningGroup:
         ordered = self._ordered if parts.operators else None
         balanced_by = balancing(exchange, name[1])
         self.room = parts.membership.enter(*name, balanced_by, self._heard, self._connected, ordered)
+        self.pausing = Pausing(name[1], self.state, self._operators, self._title, self._answer, self._wake.set)
+        self.pauses: PauseLog | None = None
+        """What reads the orders to pause; None where nobody may give any."""
+        if parts.operators:
+            self.state.awaits_pauses(time.monotonic())
+            judge = self.pausing
+            self.pauses = PauseLog(self.room.line, self._title, balanced_by, judge.begun, judge.taken, judge.known)
         parts.router.on_change.append(self._wake.set)
         self._tasks = [asyncio.create_task(self._guarded(each)) for each in (self._run, self.readings.run)]
 
@@ -150,6 +154,8 @@ class RunningGroup:
         for task in (*self._tasks, *self._asking):
             task.cancel()
         last = encode(self.state.last_beat(time.monotonic()))
+        if self.pauses is not None:
+            await self.pauses.aclose()
         await self._parts.membership.leave(self.room, last)
 
     # Input from other sidecars
@@ -174,10 +180,7 @@ class RunningGroup:
 
     def _ordered(self, sent: Sent) -> None:
         """Do the order of an operator, if a member of this sidecar has the shard, and answer."""
-        if sent.user not in self._parts.operators:
-            if sent.user not in self._strangers and len(self._strangers) < MOST_STRANGERS:
-                self._strangers.add(sent.user)
-                log.warning("%s: an order of %r, whom groups_operators does not name", self._title, sent.user)
+        if not self._operators.may_order(sent.user):
             return
         try:
             order = decode_order(sent.body)
@@ -197,7 +200,10 @@ class RunningGroup:
             *(self._title, sent.user, order.act, order.fingerprint, order.key_hash, order.shard, why or "done"),
         )
         if sent.reply_to:
-            self._ask(self.room.line.answer(sent.reply_to, msgspec.json.encode(Answer(why))))
+            self._answer(sent.reply_to, msgspec.json.encode(Answer(why)))
+
+    def _answer(self, queue: str, body: bytes) -> None:
+        self._ask(self.room.line.answer(queue, body))
 
     def _connected(self, queue: str) -> None:
         self.state.connected(queue, time.monotonic())
@@ -389,5 +395,5 @@ def balancing(exchange: str, group: str) -> str:
 def counted(group: RunningGroup) -> Counter[str]:
     """Return the totals of a group that metrics add up over its lives in this process."""
     found = Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)
-    found.update(returns=group.returns, orders=group.orders)
+    found.update(returns=group.returns, orders=group.orders + group.pausing.orders)
     return found

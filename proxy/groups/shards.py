@@ -469,7 +469,7 @@ class Readings:
             if not self.exactness.shards:
                 self._judge(unreadable(error))
             return
-        owned = self._state.owned(is_first=True)
+        owned = set(self._state.owned(is_first=True)).difference(self._state.paused_shards)
         got = self._got()
         self.waiting = frozenset(shard for shard in owned if self._waits(shard, seen.shards.get(shard), got))
         self._judge(seen)

@@ -73,6 +73,9 @@ COUNT_EVERY: Final = 2 * BEAT
 ANSWERED_WITHIN: Final = 1.0
 """From a question to the broker until it counts as not answered."""
 
+PAUSES_WITHIN: Final = 2 * BEAT
+"""From a group's start until its members open links though it is not known which shards are paused."""
+
 OPENED_WITHIN: Final = 5.0
 """From a link's basic.consume until the link counts as refused: its connection may hang."""
 

@@ -73,7 +73,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-_NOT_GROUPS = frozenset({"asked", "fan", "group", "lane", "operators"})
+_NOT_GROUPS = frozenset({"asked", "fan", "group", "lane", "operators", "pauses"})
 """Words that follow an exchange's name in the names of other exchanges and queues, so that no group is called so."""
 
 

@@ -45,6 +45,9 @@ ORDERS_SUFFIX = ".operators"
 MOST_BALANCED = 127
 """The most characters of the name of an exchange by which a group is balanced: the client library takes no more."""
 
+PAUSES_SUFFIX = ".pauses"
+"""The end of the name of the exchange for orders to pause and to resume, likewise: `orders.group.pauses`."""
+
 MAX_BINDINGS = MAX_DESTINATIONS
 """The most bindings of an exchange that ringproxy takes: no ring has more destinations."""
 

@@ -38,6 +38,9 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         "Shards that members at this sidecar hold, or nobody, with messages that no member gets.",
         labels=_LABELS,
     )
+    paused = GaugeMetricFamily(
+        "ringproxy_group_shards_paused", "Shards of the whole group that an operator has paused.", labels=_LABELS
+    )
     refused = GaugeMetricFamily(
         "ringproxy_group_links_refused",
         "Links of members at this sidecar that the broker has ended with an error, and that are not open again.",
@@ -89,6 +92,7 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         wanted.add_metric(name, sum(target in state.local for target in state.decision.targets.values()))
         moving.add_metric(name, len(state.decision.moves))
         waiting.add_metric(name, len(group.readings.waiting))
+        paused.add_metric(name, len(state.paused_shards))
         refused.add_metric(name, sum(len(member.pauses) for member in state.local.values()))
         oldest.add_metric(name, now - group.oldest_unacked_at if group.oldest_unacked_at else 0.0)
         connected.add_metric(name, not group.room.fault and state.peers.hears(now))
@@ -105,7 +109,20 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
             for figure, metric in lags.items():
                 if (value := getattr(lag, figure)) is not None:
                     metric.add_metric((*name, shard), value)
-    yield from (members, held, wanted, moving, waiting, refused, oldest, connected, exact, prefetches, *lags.values())
+    yield from (
+        members,
+        held,
+        wanted,
+        moving,
+        waiting,
+        paused,
+        refused,
+        oldest,
+        connected,
+        exact,
+        prefetches,
+        *lags.values(),
+    )
     yield from (retried, stopped, oldest_retried, blocked)
     moves = CounterMetricFamily(
         "ringproxy_group_moves", "Shards that members at this sidecar have taken.", labels=_LABELS
