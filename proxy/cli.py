@@ -164,7 +164,7 @@ def _add_group(command: argparse.ArgumentParser) -> None:
     )
     _add_sidecar(command)
     _add_watch(command)
-    from proxy.commands import operate
+    from proxy.commands import operate, pause
     from proxy.redrive import command as redrive
 
     command.set_defaults(view=MEMBERS_VIEW)
@@ -178,6 +178,11 @@ def _add_group(command: argparse.ArgumentParser) -> None:
         part.set_defaults(do=_operate, command=part, act=act)
         part.add_argument("key", metavar="KEY", help="the key as the part keys shows it, or its hash")
         _add_sidecar(part, is_part=True)
+        _add_settings(part, LOGIN)
+    for verb, text in pause.VERBS.items():
+        part = _added(parts, verb, text, {**pause.STATUSES, **STATUSES})
+        part.set_defaults(do=_pause, command=part, verb=verb)
+        pause.add_arguments(part)
         _add_settings(part, LOGIN)
     text = "publish the dead letters of the group again, through a sidecar, and take them out of their queue"
     part = _added(parts, "redrive", text, {**redrive.STATUSES, **STATUSES})
@@ -317,12 +322,25 @@ def _operate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _pause(options: argparse.Namespace) -> int:
+    from proxy.commands import pause
+
+    _no_report(options, options.verb)
+    told = pause.run(_settings(options), options.vhost, options.exchange, options.verb, options.shard)
+    print("\n".join(map(escaped, told.lines)))
+    return told.status
+
+
+def _no_report(options: argparse.Namespace, part: str) -> None:
+    for flag, default in (("watch", False), ("json", False), ("sidecar", _SIDECAR)):
+        if getattr(options, flag) != default:
+            raise ConfigError(f"{part}: --{flag} is of the report, which {part} does not print")
+
+
 def _redrive(options: argparse.Namespace) -> int:
     from proxy.redrive import command as redrive
 
-    for flag, default in (("watch", False), ("json", False), ("sidecar", _SIDECAR)):
-        if getattr(options, flag) != default:
-            raise ConfigError(f"redrive: --{flag} is of the report, which redrive does not print")
+    _no_report(options, "redrive")
     return redrive.run(_settings(options), options.exchange, options.queue, options.vhost, options.count)
 
 

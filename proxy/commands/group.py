@@ -97,13 +97,15 @@ def lines(answer: Mapping[str, Any]) -> Iterator[str]:
         figures = _messages(shard)
         kept = "; a consumer that is no member holds the unacked ones" if shard["unacked"] else ""
         waiting = f", and no member gets them{kept}" if shard["waiting"] else ""
-        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}{_again(shard)}{_paused(shard)}"
+        more = f"{waiting}{_again(shard)}{_paused(shard)}"
+        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{more}"
     for move in answer["moves"]:
-        source, target = (
+        ends = [
             titles.get(move[end], "a member that has left") if move[end] is not None else "nobody"
             for end in ("from", "to")
-        )
-        yield f"moving       {move['shard']}, from {source} to {target}, for {seconds(move['since_seconds'])}: {move['why']}"
+        ]
+        way = " to ".join(ends)
+        yield f"moving       {move['shard']}, from {way}, for {seconds(move['since_seconds'])}: {move['why']}"
 
 
 MEMBERS_VIEW: Final = View("", lines)

@@ -1,9 +1,9 @@
 """Reads the orders to pause and resume shards of one group from its stream in the broker, as long as the group runs.
 
-Why a stream: any number of sidecars read it without taking anything from it, so that no crash of a reader loses or hides
-an order. A queue of one message would hide it from all others while one reader has it. On a quorum queue an older one
-that comes back takes the place of a newer one, and after 20 returns the broker drops it (tried on RabbitMQ 3.10, 4.0
-and 4.3: `tests/integration/test_broker_last_order.py`).
+Why a stream: any number of sidecars read it without taking anything from it, so that no crash of a reader loses or
+hides an order. A queue of one message hides it from all others while one reader has it. On a quorum queue an older one
+that comes back takes the place of a newer one, and after 20 returns RabbitMQ 4 drops it (tried on 3.10, 4.0 and 4.3:
+`tests/integration/test_broker_last_order.py`).
 
 A stream is read from its first message on. A second reader, which begins with the last message, tells where its end
 is. An empty stream tells nothing, not even that it is empty, so whoever finds none puts in a mark: an empty message.
@@ -32,8 +32,11 @@ _PREFETCH: Final = 500
 """The most orders that the broker sends ahead; a stream cannot be consumed without a limit."""
 
 STREAM_SUFFIX: Final = ".log"
-"""The end of the stream's name, which follows that of the exchange whose messages it keeps. They have different names so
-that a right to publish orders is none on the stream, which RabbitMQ's stream protocol would let its owner forge."""
+"""The end of the stream's name, which follows that of the exchange whose messages it keeps.
+
+They have different names so that a right to publish orders is none on the stream: RabbitMQ does not check the user_id
+of what comes in by its stream protocol.
+"""
 
 _ARGUMENTS: Final[dict[str, Any]] = {
     "x-queue-type": "stream",

@@ -77,7 +77,7 @@ class Pausing:
             log.warning("%s: operator %r: %s %s", self._title, sent.user, order.verb, what)
             self._state.paused(self._state.pauses, time.monotonic())
             if order.shard and order.shard not in self._state.present:
-                why = f"{order.shard!r} is no shard of it, as far as this sidecar knows"
+                why = f"kept, though {order.shard!r} is no shard of the group here"
             self._changed()
         if sent.reply_to.startswith(_ASKERS):
             self._answer(sent.reply_to, msgspec.json.encode(self._heeded(why)))

@@ -26,7 +26,7 @@ from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.shards import Exactness, Readings, queues_of
 from proxy.groups.timing import ACKS_EVERY
-from proxy.topology.bindings import GROUP_SUFFIX
+from proxy.topology.bindings import balancing
 from proxy.topology.management import Management
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Router
@@ -384,12 +384,6 @@ class RunningGroup:
             if times := counted.news(now):
                 why = "as consumers return it or end with it"
                 log.warning("%s: a message of shard %r has come again %d times, %s", self._title, shard, times, why)
-
-
-def balancing(exchange: str, group: str) -> str:
-    """Return the name of the exchange by which sidecars balance a group of an exchange."""
-    own = group.removeprefix(f"{exchange}/") if group != exchange else ""
-    return f"{exchange}{GROUP_SUFFIX}{'.' if own else ''}{own}"
 
 
 def counted(group: RunningGroup) -> Counter[str]:

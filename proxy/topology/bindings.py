@@ -418,6 +418,12 @@ def _no_way(
     return ""
 
 
+def balancing(exchange: str, group: str) -> str:
+    """Return the name of the exchange by which sidecars balance a group of an exchange."""
+    own = group.removeprefix(f"{exchange}/") if group != exchange else ""
+    return f"{exchange}{GROUP_SUFFIX}{'.' if own else ''}{own}"
+
+
 def grouped_by(exchange_name: str, exchange_type: str | None = None) -> str:
     """Return the name of the hash exchange whose group sidecars balance by an exchange of this name; empty for none.
 

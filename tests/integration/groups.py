@@ -8,6 +8,7 @@ from tests.integration.broker_api import VirtualHost
 from tests.integration.wire_client import Client, Wire
 
 SHARDS = ["orders.0", "orders.1", "orders.2"]
+AUDIT = [shard.replace("orders.", "orders.audit.") for shard in SHARDS]
 
 
 def sharded(
@@ -29,6 +30,23 @@ def sharded(
 def shard_queue(vhost: VirtualHost, name: str) -> None:
     """Make one shard."""
     vhost.queue(name, x_queue_type="quorum", x_single_active_consumer=True)
+
+
+def fanned_out(vhost: VirtualHost) -> None:
+    """Make the exchange orders with the groups orders and orders/audit."""
+    vhost.exchange("orders")
+    for shard, audit in zip(SHARDS, AUDIT, strict=True):
+        number = shard.rpartition(".")[2]
+        lane, fan = f"orders.lane.{number}", f"orders.fan.{number}"
+        for name in (lane, fan):
+            vhost.exchange(name, "fanout")
+        for queue in (shard, audit):
+            shard_queue(vhost, queue)
+            vhost.bind(fan, queue, "")
+        vhost.bind(lane, fan, "", kind="e")
+        promise = {"x-ring-shard": shard, "x-ring-groups": {"orders": shard, "orders/audit": audit}}
+        path = ("bindings", vhost.name, "e", "orders", "e", lane)
+        vhost.api.ask("POST", *path, body={"routing_key": "1", "arguments": promise})
 
 
 class Got:

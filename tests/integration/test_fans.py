@@ -10,7 +10,17 @@ from pamqp.commands import Basic, Channel, Queue
 from proxy.commands.group import MEMBERS_VIEW, show
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
-from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, shard_queue, waiting
+from tests.integration.groups import (
+    AUDIT,
+    SHARDS,
+    consume,
+    deliveries,
+    fanned_out,
+    numbered,
+    numbers,
+    publish,
+    waiting,
+)
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.test_groups_redrive import begun, bury, ended, graves, headers, last
@@ -18,25 +28,11 @@ from tests.integration.wire_client import Client
 
 pytestmark = pytest.mark.versions
 
-AUDIT = [shard.replace("orders.", "orders.audit.") for shard in SHARDS]
-
 
 @pytest.fixture
 def fanned(vhost: VirtualHost) -> VirtualHost:
     """A virtual host whose exchange orders has the groups orders and orders/audit."""
-    vhost.exchange("orders")
-    for shard, audit in zip(SHARDS, AUDIT, strict=True):
-        number = shard.rpartition(".")[2]
-        lane, fan = f"orders.lane.{number}", f"orders.fan.{number}"
-        for name in (lane, fan):
-            vhost.exchange(name, "fanout")
-        for queue in (shard, audit):
-            shard_queue(vhost, queue)
-            vhost.bind(fan, queue, "")
-        vhost.bind(lane, fan, "", kind="e")
-        promise = {"x-ring-shard": shard, "x-ring-groups": {"orders": shard, "orders/audit": audit}}
-        path = ("bindings", vhost.name, "e", "orders", "e", lane)
-        vhost.api.ask("POST", *path, body={"routing_key": "1", "arguments": promise})
+    fanned_out(vhost)
     return vhost
 
 
