@@ -1,6 +1,6 @@
 """Random disturbances of a modelled group, and the judgement at rest; as a command, so many runs from a seed on:
 
-.venv/bin/python -m tests.unit.proxy.groups.disturbances 1000 0
+.venv/bin/python -m tests.unit.proxy.groups.disturbances 1000 0 [pauses]
 """
 
 import sys
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from proxy.groups.pauses import Verb
 from tests.unit.proxy.groups.world import Client, Queue, Session, Sidecar, World
 
 Disturbance = Callable[[World, Random, int], str]
@@ -183,8 +184,11 @@ EACH = 50
 """One of so many runs rests for `LONGEST` in any case, which tries whether a world that is quiet stays so."""
 
 
-def disturbed(seed: int) -> World:
-    """Return a world after a random life and a rest, with what was wrong in `faults`."""
+def disturbed(seed: int, *, pauses: bool = False) -> World:
+    """Return a world after a random life and a rest, with what was wrong in `faults`.
+
+    With `pauses` operators pause and resume shards meanwhile, and resume all before the rest.
+    """
     random = Random(seed)
     world = World(seed, shards=random.choice([3, 7, 12]), prefetch=random.choice([1, 5, 10]))
     world.bound, world.leave_timeout = 11.0, 8.0
@@ -193,6 +197,8 @@ def disturbed(seed: int) -> World:
         for each in range(random.choice([1, 2])):
             sidecar.join(f"m{number}{each}", _client(random), node=random.randrange(3))
     world.idle |= {name for name in world.queues if random.random() < 0.3}
+    if pauses:
+        _pause(world, Random(f"{seed} paused"))
     kinds, weights = list(DISTURBANCES), list(DISTURBANCES.values())
     for number in range(random.randrange(3, 12)):
         world.run(random.choice([0.05, 0.3, 1.0, 2.5, 6.0]))
@@ -203,6 +209,19 @@ def disturbed(seed: int) -> World:
     _rest(world, always=seed % EACH == 0)
     _judge_rest(world)
     return world
+
+
+def _pause(world: World, random: Random) -> None:
+    at = 0.0
+    for _ in range(random.randrange(1, 8)):
+        at += random.choice([0.1, 1.0, 5.0, 20.0]) * random.random()
+        shard = random.choice(["", *world.queues])
+        # One that reads an order three seconds late takes the shards for orphans meanwhile.
+        late = [random.choice([0.01, 0.01, 3.0]) * random.random() for _ in range(7)]
+        world.after(at, world.order, random.choice([Verb.PAUSE, Verb.PAUSE, Verb.RESUME]), shard, late)
+    world.over = at + random.choice([0.5, 15.0])
+    world.after(world.over, world.order, Verb.RESUME, "")
+    world.over += 3.0
 
 
 def _rest(world: World, *, always: bool) -> None:
@@ -237,7 +256,7 @@ def _judge_rest(world: World) -> None:
         world.fault("not balanced", world.counts(), consumers)
 
 
-def main(count: int, first: int) -> None:
+def main(count: int, first: int, *, pauses: bool) -> None:
     """Print for every `CHUNK` seeds what was wrong in how many runs, and each such seed with its last disturbances.
 
     A command that was stopped goes on from the first seed of which no chunk was printed.
@@ -247,7 +266,7 @@ def main(count: int, first: int) -> None:
         kinds: Counter[object] = Counter()
         slowest = 0.0
         for seed in seeds:
-            world = disturbed(seed)
+            world = disturbed(seed, pauses=pauses)
             slowest = max(slowest, world.slowest)
             found = {fault[1]: fault for fault in reversed(world.faults)}
             for fault in found.values():
@@ -258,4 +277,4 @@ def main(count: int, first: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), pauses="pauses" in sys.argv)

@@ -227,3 +227,42 @@ def test_two_sidecars_that_know_the_same_decide_the_same() -> None:
     a, b = member("a", s=link(), t=link(since=2)), member("b")
     assert decide(view(a, b, local="a")).targets == decide(view(b, a, local="b")).targets
     assert Step(Act.OPEN, "b", "t") in decide(view(a, b, local="b")).steps
+
+
+# Pauses
+
+
+def test_a_paused_shard_has_no_target_and_its_link_is_let_go_by_whoever_has_it() -> None:
+    a, b = member("a", s=link(since=1), t=link(since=2)), member("b", u=link(since=3))
+    decision = decide(view(a, b, shards="s t u", local="a b", paused={"s", "u"}))
+    assert decision.targets == {"t": "a"}
+    assert steps(decision) == [("LET_GO", "a", "s"), ("LET_GO", "b", "u")]
+    assert decision.moves == [Move("s", "a", "", Reason.PAUSED), Move("u", "b", "", Reason.PAUSED)]
+    assert decision.stances["a", "s"] == Stance(wants=False, behind="")
+    # Another sidecar's link is that sidecar's to let go.
+    assert steps(decide(view(a, b, shards="s t u", local="a", paused={"u"}))) == []
+
+
+def test_nobody_opens_a_paused_shard_also_where_it_is_an_orphan() -> None:
+    a = member("a", t=link())
+    for hears in (True, False):
+        decision = decide(view(a, paused={"s"}, vacant={"s"}, hears=hears))
+        assert (steps(decision), decision.moves) == ([], [])
+    assert steps(decide(view(member("a"), member("b"), local="a b", paused={"s", "t"}))) == []
+
+
+def test_what_is_paused_is_let_go_by_a_deaf_sidecar_too_and_only_once() -> None:
+    a = member("a", s=link(), t=link(OPENING))
+    assert steps(decide(view(a, paused={"s", "t"}, hears=False))) == [("LET_GO", "a", "s")]
+    decision = decide(view(member("a", s=link(LEAVING, unacked=3)), shards="s", paused={"s"}))
+    assert (steps(decision), decision.moves) == ([], [Move("s", "a", "", Reason.ACKS)])
+    assert steps(decide(view(changed(member("a", s=link()), is_leaving=True), shards="s", paused={"s"}))) == []
+
+
+def test_a_pause_moves_no_other_shard_and_the_shard_comes_back_to_the_member_that_lacks_one() -> None:
+    a, b = member("a", s=link(since=1), t=link(since=2)), member("b", u=link(since=3), v=link(since=4))
+    shards = "s t u v"
+    before = decide(view(a, b, shards=shards)).targets
+    paused = decide(view(member("a", t=link(since=2)), b, shards=shards, paused={"s"}))
+    assert paused.targets == {shard: owner for shard, owner in before.items() if shard != "s"}
+    assert decide(view(member("a", t=link(since=2)), b, shards=shards)).targets == before

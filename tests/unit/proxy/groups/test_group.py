@@ -5,8 +5,9 @@ from msgspec import UNSET
 from proxy.groups.beats import Beat, MemberBeat
 from proxy.groups.group import DECIDED_A_SECOND, Group, Tick
 from proxy.groups.model import Member
+from proxy.groups.pauses import PauseOrder, Pauses, Verb
 from proxy.groups.peers import Question
-from proxy.groups.timing import ASK_AGAIN, BEAT, CALM, LATE, SOON, between_news
+from proxy.groups.timing import ASK_AGAIN, BEAT, CALM, LATE, ORPHANED, PAUSES_WITHIN, SOON, between_news
 
 NOW = 100.0
 
@@ -143,3 +144,49 @@ def test_without_any_event_there_is_a_decision_now_and_then() -> None:
     made.refused(member, "s0", "403", now)
     steps = [(at, step) for at, tick in ticks(made, now, now + 3.0) for step in tick.steps]
     assert any(step.shard == "s0" and at > now + 1.0 for at, step in steps)
+
+
+def opened(made: Group, since: float, until: float) -> list[tuple[float, str]]:
+    """Return when which links are opened in a time, in which all beats come back."""
+    found, now = [], since
+    while now <= until:
+        tick = made.tick(now)
+        found += [(now, step.shard) for step in tick.steps]
+        if tick.beat is not None:
+            made.heard(tick.beat, now)
+        now = max(made.due, now + 0.005)
+    return found
+
+
+def test_nothing_is_opened_until_the_pauses_are_known_or_cannot_be_known_in_time() -> None:
+    made = group(1)
+    made.awaits_pauses(NOW)
+    assert opened(made, NOW + SOON, NOW + 1.0) == []
+    made.paused(Pauses(), NOW + 1.0)
+    assert opened(made, NOW + 1.0, NOW + 1.0) == [(NOW + 1.0, "s0")]
+    made = group(1)
+    made.awaits_pauses(NOW)
+    ((at, _), *_) = opened(made, NOW + SOON, NOW + 2 * PAUSES_WITHIN)
+    assert PAUSES_WITHIN <= at - NOW <= PAUSES_WITHIN + BEAT
+
+
+def test_a_shard_is_no_orphan_as_soon_as_its_pause_is_over() -> None:
+    """This sidecar's member is not the one that should have one of the shards, and leaves that to the other."""
+    made, pauses = group(2), Pauses()
+    pauses.take(PauseOrder(Verb.PAUSE, "orders", 0.0), "anna")
+    made.paused(pauses, NOW + SOON)
+    made.heard(other("a"), NOW + 0.1)
+    assert opened(made, NOW + 0.1, NOW + 0.9) == []
+    now = NOW + 0.9
+    for number in range(2, 8):
+        made.heard(other("a", number), now)
+        assert opened(made, now, now + 0.5 * ORPHANED) == []
+        now += 0.5 * ORPHANED
+    assert made.paused_shards == ["s0", "s1"]
+    pauses.take(PauseOrder(Verb.RESUME, "orders", 0.0), "anna")
+    made.paused(pauses, now)
+    assert [shard for _, shard in opened(made, now, now + 0.1)] == [
+        shard for shard, target in made.decision.targets.items() if target == "m"
+    ]
+    assert len(made.decision.targets) == 2
+    assert made.paused_shards == []

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from proxy.groups.model import TABLE, LinkEvent, LinkState, entered
+from proxy.groups.pauses import Verb
 from tests.unit.proxy.groups.disturbances import disturbed
 from tests.unit.proxy.groups.world import Client, Queue, World
 
@@ -243,6 +244,24 @@ def test_a_rolling_restart(seed: int) -> None:
 def test_whatever_happens_order_is_kept_and_a_balance_is_found(seed: int) -> None:
     """As `python -m tests.unit.proxy.groups.disturbances` tries by the thousand."""
     assert disturbed(seed).faults == []
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_whatever_happens_what_is_paused_is_not_consumed_and_is_once_it_is_resumed(seed: int) -> None:
+    assert disturbed(seed, pauses=True).faults == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pause_moves_no_other_shard_and_its_end_none_either(seed: int) -> None:
+    world = grown(seed)
+    since = world.now
+    world.order(Verb.PAUSE, "s03")
+    world.run(20)
+    assert (world.faults, world.queues["s03"].consumers, world.moves(since)) == ([], [], 0)
+    assert sorted(world.counts()) == [1, 2, 2, 2, 2, 2]
+    world.order(Verb.RESUME, "")
+    at_rest(world)
+    assert world.moves(since) <= 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -10,7 +10,7 @@ channel ends before it has acked, RabbitMQ 4.3 keeps it. All links have the same
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -19,6 +19,7 @@ from proxy.groups.beats import Beat, decode, encode
 from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.pauses import PauseOrder, Pauses, Verb
 from proxy.groups.peers import Question
 from proxy.groups.timing import ACKS_EVERY, BEAT
 
@@ -211,6 +212,10 @@ class Sidecar:
         self._next = _NEVER
         """When the group is looked at next."""
         self._acks_at = 0.0
+        self._pauses, self._read = Pauses(), 0
+        if world.orders:
+            self.group.awaits_pauses(world.now)
+            world.after(0.05, self.read_orders)
         self.connect()
 
     def clock(self) -> float:
@@ -321,6 +326,15 @@ class Sidecar:
                 elif link.state == LinkState.LEAVING and now - link.changed_at > world.leave_timeout:
                     session.give_up(link.shard)
 
+    def read_orders(self) -> None:
+        """Read the orders to pause that it has not read yet."""
+        if self.is_alive:
+            for order in self.world.orders[self._read :]:
+                self._pauses.take(order, "operator")
+            self._read = len(self.world.orders)
+            self.group.paused(self._pauses, self.world.now)
+            self.look()
+
     def heard(self, beat: Beat) -> None:
         if self.is_alive and self.has_queue:
             self.group.heard(beat, self.world.now)
@@ -352,6 +366,12 @@ class World:
         """By member and shard, when the pause ends that ran as the broker ceased to refuse the link."""
         self.hanging: set[tuple[str, str]] = set()
         """By member and shard, the links that the broker does not answer."""
+        self.orders: list[PauseOrder] = []
+        """The orders to pause and to resume, which the sidecars read one by one."""
+        self.pauses = Pauses()
+        """What follows from these."""
+        self.ordered = 0.0
+        """When the last of them was given."""
         self.silent: set[str] = set()
         """The queues of sidecars about which the broker gives no answer, as their node is away."""
         self.idle: set[str] = set()
@@ -404,6 +424,15 @@ class World:
 
     def fault(self, *what: object) -> None:
         self.faults.append((round(self.now, 2), *what))
+
+    def order(self, verb: Verb, shard: str, late: Sequence[float] = (0.01,)) -> None:
+        """An operator gives an order about a shard, or about all; each sidecar reads it some of these seconds later."""
+        self.disturb(f"{verb} {shard or 'all'}")
+        self.orders.append(PauseOrder(verb, "orders", self.now, shard))
+        self.pauses.take(self.orders[-1], "operator")
+        self.ordered = self.now
+        for number, sidecar in enumerate(self.sidecars.values()):
+            self.after(late[number % len(late)], sidecar.read_orders)
 
     # Beats.
 
@@ -529,6 +558,13 @@ class World:
         for queue in self.queues.values():
             active = queue.active
             is_good = active is not None and not active.is_ended and self._consumes(active)
+            if self.pauses.of(queue.name) is not None:
+                is_good = True
+                open_links = [
+                    each for each in queue.consumers if each.link.state == LinkState.OPEN and not each.is_ended
+                ]
+                if open_links and self.now - self.ordered > self.bound:
+                    self.fault("consumed though paused", queue.name, open_links[0].session.member.id)
             if is_good or not queue.exists or not any(self._is_fit(session, queue) for session in self.sessions):
                 queue.still_since = None
             elif queue.still_since is None:
