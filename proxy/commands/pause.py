@@ -40,7 +40,7 @@ class Told(NamedTuple):
     """The outcome of an order."""
 
     lines: Sequence[str]
-    """What each sidecar has answered, for people."""
+    """The answer of each sidecar, for people."""
     status: int
     """The exit status."""
 

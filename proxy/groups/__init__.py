@@ -34,6 +34,7 @@ Who tells whom
 * `shards.py` reads the shards from the management API, for reports and alerts. No decision needs that.
 * `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the
   others, and when something is due. `timing.py` has all times on one axis.
+* `pauses.py` says which shards operators have paused.
 * `decide.py` is pure: it takes what all beats tell, this sidecar's own included, and returns the owner and the target
   of each shard (by `assignment.py`), and which links this sidecar's members open and let go.
 * `beats.py` is what a sidecar tells the others: the members it has, and of each link its state, since when it is open,
@@ -72,6 +73,15 @@ sidecar that is gone by itself, so nothing waits for that but the decision who o
 
 A sidecar that does not get its own beats back, as in a memory alarm, is deaf: it keeps all links that it has, takes
 nobody for gone, and opens links only to shards of which the broker says that they have no consumer.
+
+Pauses
+------
+
+Operators pause and resume shards by orders in a stream of the broker (`pause_log.py`, judged by `pausing.py`). A paused
+shard has no target: nobody opens a link to it, and its owner lets it go with nobody behind. It still counts for the
+member that would have it, so neither a pause nor its end moves another shard. A sidecar that has just started opens
+nothing until it has read the orders, or for 2 s. One that does not know of a pause takes the shard for an orphan, and
+the others tell of a move that does not end.
 
 Where it ends
 -------------

@@ -91,11 +91,12 @@ class PauseLog:
         pause = FIRST_REJOIN_PAUSE
         while True:
             channel: AbstractChannel | None = None
+            reading = _Reading(f"{self._balanced_by}{PAUSES_SUFFIX}", self._taken)
             try:
                 async with asyncio.timeout(TRY):
                     # This connection publishes nothing, so that an alarm of the broker does not stop it.
                     channel = await self._line.counts.channel()
-                    await self._begin(channel)
+                    await self._begin(channel, reading)
                 pause = FIRST_REJOIN_PAUSE
                 self._tell("")
                 self._known()
@@ -106,11 +107,12 @@ class PauseLog:
             except Exception as error:  # aio-pika raises many kinds, and none may end the reading
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:
+                reading.is_over = True
                 await closed(channel)
             await asyncio.sleep(random.uniform(pause / 2, pause))
             pause = min(2 * pause, LONGEST_REJOIN_PAUSE)
 
-    async def _begin(self, channel: AbstractChannel) -> None:
+    async def _begin(self, channel: AbstractChannel, reading: "_Reading") -> None:
         """Have all orders come; return once those have that were there before."""
         self._ended.clear()
         await channel.set_qos(_PREFETCH)
@@ -118,7 +120,6 @@ class PauseLog:
         stream = await channel.get_queue(f"{exchange.name}{STREAM_SUFFIX}", ensure=False)
         underlay = await channel.get_underlay_channel()
         underlay.on_consumer_cancel_callbacks.add(self._cancelled)
-        reading = _Reading(exchange.name, self._taken)
         self._begun()
         await stream.consume(reading.read, arguments={"x-stream-offset": "first"})
         tag = await stream.consume(reading.end_seen, arguments={"x-stream-offset": "last"})
@@ -168,6 +169,8 @@ class _Reading:
         """The offsets of the last message that was read, and of the last one that is known to be there."""
         self.is_whole = asyncio.Event()
         """Set once all is read that was there at the beginning."""
+        self.is_over = False
+        """Whether another reading follows: what still comes of this one comes again."""
 
     @property
     def is_empty(self) -> bool:
@@ -176,22 +179,30 @@ class _Reading:
 
     async def read(self, message: AbstractIncomingMessage) -> None:
         """Take the next message."""
+        if self.is_over:
+            return
         self._read = _offset(message)
         # A message that came over a binding, or from a queue as a dead letter, needed no right on the exchange.
         if message.body and message.exchange == self._exchange and "x-death" not in message.headers:
             self._taken(Sent(message.user_id or "", message.body, message.reply_to or ""))
         self._look()
-        await message.ack()
+        await _acked(message)
 
     async def end_seen(self, message: AbstractIncomingMessage) -> None:
         """Take a message that is the last one, or near it."""
         self._end = max(self._end, _offset(message))
         self._look()
-        await message.ack()
+        await _acked(message)
 
     def _look(self) -> None:
         if 0 <= self._end <= self._read:
             self.is_whole.set()
+
+
+async def _acked(message: AbstractIncomingMessage) -> None:
+    # The channel may have ended, which its reader finds out by itself.
+    with contextlib.suppress(aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError, OSError):
+        await message.ack()
 
 
 def _offset(message: AbstractIncomingMessage) -> int:

@@ -22,7 +22,7 @@ _LATEST: Final = 253_402_300_799.0
 
 
 class Verb(StrEnum):
-    """What becomes of the shards."""
+    """The fate of the shards."""
 
     PAUSE = "pause"
     """Nobody consumes them until they are resumed; their messages wait."""

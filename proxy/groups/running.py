@@ -103,7 +103,7 @@ class RunningGroup:
         self.room = parts.membership.enter(*name, balanced_by, self._heard, self._connected, ordered)
         self.pausing = Pausing(name[1], self.state, self._operators, self._title, self._answer, self._wake.set)
         self.pauses: PauseLog | None = None
-        """What reads the orders to pause; None where nobody may give any."""
+        """The orders to pause, as they are read; None where nobody may give any."""
         if parts.operators:
             self.state.awaits_pauses(time.monotonic())
             judge = self.pausing

@@ -29,6 +29,7 @@ from tests.integration.sidecar import Sidecar
 
 GUIDE = Document("docs/how-to/consume-with-a-group.md")
 FILES = Document("docs/how-to/consume-with-a-group.md", "toml")
+OPERATOR = Document("docs/how-to/consume-with-a-group.md", 'toml title="anna.toml"')
 REDRIVE = Document("docs/how-to/consume-with-a-group.md", 'toml title="redrive.toml"')
 PROGRAM = Document("docs/how-to/consume-with-a-group.md", 'python title="billing.py"')
 SERIES = Document("docs/how-to/consume-with-a-group.md", "python")
@@ -117,7 +118,8 @@ def shop(api: BrokerApi) -> Iterator[VirtualHost]:
     """The guide's virtual host and users, with the permissions that it grants and no others."""
     (grant,) = GUIDE["Turn it on"]
     (redriver, _) = GUIDE["Publish dead letters again"]
-    lines = [shlex.split(line) for line in (*grant.splitlines(), redriver)]
+    (operator, _) = GUIDE["Pause a shard or a group"]
+    lines = [shlex.split(line) for line in (*grant.splitlines(), redriver, operator)]
     made = VirtualHost(api, "shop", [])
     made.permit(USER)
     for *command, user, configure, write, read in lines:
@@ -399,6 +401,29 @@ def test_each_client_gets_a_message_again_later_that_it_has_returned(
     one = [line.removeprefix("customer-1 ") for line in lines(charged) if line.startswith("customer-1 ")]
     assert one == ["1 done", "2 failed", "2 failed", "2 done", "3 done"]
     assert lines(charged).index("customer-2 3 done") < lines(charged).index("customer-1 2 done")
+
+
+def test_a_shard_is_paused_and_resumed(
+    broker: Broker, shop: VirtualHost, set_up: SetUp, sidecar: Sidecar, tmp_path: Path
+) -> None:
+    (setting,) = FILES["Pause a shard or a group"]
+    (told,), (_, commands) = OPERATOR["Pause a shard or a group"], GUIDE["Pause a shard or a group"]
+    port = urlsplit(broker.amqp_url).port
+    (tmp_path / "anna.toml").write_text(told.replace("127.0.0.1:5672", f"127.0.0.1:{port}"))
+    sidecar.stop()
+    paused = set_up(setting)
+    with pika.BlockingConnection(pika.URLParameters(url_of(broker, paused))) as connection:
+        connection.channel().basic_consume("orders", lambda *_: None)
+        wait_until(
+            "it has all", lambda: paused.metric("ringproxy_group_shards_held", vhost="shop", exchange="orders") == 4
+        )
+        printed = Shell({})(f"cd {tmp_path}; {commands}").splitlines()
+    assert [line.partition(" ")[2].strip() for line in printed] == [
+        "kept in virtual host shop: shard orders.3 of the group orders",
+        "paused: orders.3",
+        "kept in virtual host shop: all shards of the group orders",
+        "paused: none",
+    ]
 
 
 def test_dead_letters_are_published_again(

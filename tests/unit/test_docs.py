@@ -9,7 +9,9 @@ from statistics import mean
 import numpy as np
 
 from proxy.cli import COMMANDS, LOGIN, STATUSES, parser
+from proxy.commands import pause
 from proxy.commands.operate import ACTS
+from proxy.commands.pause import VERBS
 from proxy.groups.report import _WORDS
 from proxy.http.admin.metrics import ProxyCollector
 from proxy.http.admission.limits import Limits
@@ -170,6 +172,12 @@ def test_the_parts_of_group_are_documented() -> None:
     assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
     assert of_settings <= set(re.findall(r"`(--[a-z-]+)`", section))
     assert statuses_of(section) == {*redrive.STATUSES, 2}
+    section = command_section("ring-proxy group EXCHANGE pause")
+    for verb in VERBS:
+        assert f"`{verb}`" in section
+        flags = flags_of(parts.choices[verb]) - {"-h", "--help"}
+        assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
+    assert statuses_of(section) == {*pause.STATUSES, 2}
 
 
 def test_every_key_of_a_topology_file_is_documented_and_no_other() -> None:

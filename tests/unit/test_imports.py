@@ -91,7 +91,7 @@ IO_MODULES = {
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
     "proxy.publisher": {"connection", "dial", "pool"},
-    "proxy.groups": {"groups", "membership", "onlooker", "report", "running", "shards"},
+    "proxy.groups": {"groups", "membership", "onlooker", "pause_log", "report", "running", "shards"},
     "proxy.session": {
         "answer_deadlines",
         "context",

@@ -369,7 +369,7 @@ class World:
         self.orders: list[PauseOrder] = []
         """The orders to pause and to resume, which the sidecars read one by one."""
         self.pauses = Pauses()
-        """What follows from these."""
+        """The pauses that follow from these."""
         self.ordered = 0.0
         """When the last of them was given."""
         self.silent: set[str] = set()
