@@ -160,6 +160,11 @@ class Group:
         """Have the members open nothing until it is known which shards are paused, or cannot be known in time."""
         self._pauses_by = now + PAUSES_WITHIN
 
+    def still_awaits_pauses(self, now: float) -> None:
+        """Note that one more order of the past has come: where they are awaited, the time begins anew."""
+        if now < self._pauses_by:
+            self._pauses_by = now + PAUSES_WITHIN
+
     def paused(self, pauses: Pauses, now: float) -> None:
         """Note which shards operators have paused."""
         self.pauses, self._pauses_by = pauses, 0.0

@@ -70,6 +70,7 @@ class Pausing:
         if order is not None and not why:
             why = (self._read or self._state.pauses).take(order, sent.user)
         if self._read is not None:
+            self._state.still_awaits_pauses(time.monotonic())
             return
         if order is not None and not why:
             self.orders += 1

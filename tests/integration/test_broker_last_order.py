@@ -181,7 +181,7 @@ async def test_readers_that_crash_take_nothing_from_a_stream_and_read_all_again(
 async def test_what_was_published_beside_the_exchange_is_no_order(
     broker: Broker, vhost: VirtualHost, connection: AbstractConnection
 ) -> None:
-    """Messages of other exchanges and dead letters needed no right to publish orders."""
+    """Messages of other exchanges and dead letters needed no right to publish orders. 3.10 puts none into a stream."""
     channel = await connection.channel()
     await declare(channel, "orders.group")
     await channel.default_exchange.publish(aio_pika.Message(b"beside", user_id="guest"), "orders.group.pauses.log")
@@ -197,7 +197,8 @@ async def test_what_was_published_beside_the_exchange_is_no_order(
 
     await channel.set_qos(10)
     await counted.consume(take, arguments={"x-stream-offset": "first"})
-    await until("both are in the stream", lambda: bodies == {b"beside", b"dead"})
+    there = {b"beside"} | ({b"dead"} if int(broker.version.split(".")[0]) >= 4 else set())
+    await until("they are in the stream", lambda: bodies == there)
     await ordered(connection, b"order")
     async with readers(broker, vhost, 1) as (reader,):
         await until("only the order counts", all_know([reader], [b"order"]))

@@ -131,6 +131,20 @@ def test_the_line_of_the_lag(lag: dict[str, Any], line: str) -> None:
         assert f"\nlag          {line}\n" in show(url, "shop", "orders", MEMBERS_VIEW, as_json=False)
 
 
+def test_a_paused_shard_in_lines() -> None:
+    paused = {"by": "anna", "since": "2026-11-27T14:16:37Z"}
+    shards = [
+        {**shard, "waiting": False, "paused": pause} for shard, pause in zip(SHARDS, (paused, None), strict=False)
+    ]
+    moves = [{"shard": "orders.0", "from": "a1", "to": None, "why": "it is paused", "since_seconds": 1}]
+    with answering({"/groups/shop/orders": {**ANSWER, "shards": shards, "moves": moves}}) as url:
+        assert show(url, "shop", "orders", MEMBERS_VIEW, as_json=False).splitlines()[-3:] == [
+            "shard        orders.0, member 1 for 25.9 s, 0 ready, 4 unacked, paused by anna since 2026-11-27T14:16:37Z",
+            "shard        orders.1, member 1 for 2 h, 3 ready, 5 unacked",
+            "moving       orders.0, from member 1 to nobody, for 1.0 s: it is paused",
+        ]
+
+
 def test_a_group_without_members_at_the_sidecar_in_lines() -> None:
     shards = [
         {**SHARDS[2], "consumers": count, "waiting": False, "redelivered": 0, "worst": 0} for count in (0, 1, None)

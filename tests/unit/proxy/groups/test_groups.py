@@ -18,7 +18,9 @@ from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
 from proxy.groups.operators import Order
+from proxy.groups.pauses import PauseOrder, Verb
 from proxy.groups.redelivered import POISON, RECENT
+from proxy.groups.report import report
 from proxy.http.admin.group_metrics import collect
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
@@ -414,6 +416,13 @@ async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
         its.links["q4"].delivered_at = time.monotonic()
         await group.readings.look(0.0)
         assert group.readings.waiting == {"q2"}
+        # Nobody is to get those of a paused shard.
+        assert group.state.pauses.take(PauseOrder(Verb.PAUSE, "orders", 1.0, "q2"), "anna") == ""
+        its.links["q4"].delivered_at = time.monotonic()
+        await group.readings.look(0.0)
+        assert group.readings.waiting == frozenset()
+        shards = {each["shard"]: each["paused"] for each in report(group)["shards"]}
+        assert shards == dict.fromkeys(("q1", "q3", "q4")) | {"q2": {"by": "anna", "since": "1970-01-01T00:00:01Z"}}
 
 
 async def test_the_lag_is_that_of_the_last_readings_unless_they_are_outdated(
