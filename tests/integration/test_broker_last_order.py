@@ -166,7 +166,7 @@ async def test_a_stream_gives_all_orders_to_any_number_of_readers_at_once_and_to
 async def test_readers_that_crash_take_nothing_from_a_stream_and_read_all_again(
     broker: Broker, vhost: VirtualHost, connection: AbstractConnection
 ) -> None:
-    bodies = [b"%d" % number for number in range(2_000)]
+    bodies = [b"%d" % number for number in range(300)]
     await ordered(connection, *bodies)
     async with readers(broker, vhost, 5) as made:
         await until("all know all", all_know(made, bodies))
