@@ -21,8 +21,8 @@ _ASKERS: Final = "amq.rabbitmq.reply-to."
 A stranger is answered too, and could else have this sidecar publish to a queue to which it may not publish itself.
 """
 
-MOST_SHOWN: Final = 100
-"""The most paused shards that an answer names."""
+MOST_TOLD: Final = 100
+"""The most messages of which the log tells that they are no orders."""
 
 
 class Pausing:
@@ -45,8 +45,8 @@ class Pausing:
         self._answer, self._changed = answer, changed
         self._read: Pauses | None = None
         """The pauses by the orders that were read so far, while those of the past are read."""
-        self._told_of: set[bytes] = set()
-        """The messages of the past that are no orders, as the log has told: they are read again now and then."""
+        self._told_of: set[str] = set()
+        """Why messages were no orders, as the log has told: those of the past are read again now and then."""
         self.orders = 0
         """How many orders have counted as they were given."""
 
@@ -92,10 +92,10 @@ class Pausing:
             if order.group != self._name:
                 raise OrderError(f"group: {order.group!r} is another group")
         except OrderError as error:
-            if sent.body not in self._told_of and len(self._told_of) < MOST_SHOWN:
-                self._told_of.add(sent.body)
-                log.warning("%s: a message of the operator %r is no order: %s", self._title, sent.user, error)
-            return None, str(error)
+            if (why := str(error)) not in self._told_of and len(self._told_of) < MOST_TOLD:
+                self._told_of.add(why)
+                log.warning("%s: a message of the operator %r is no order: %s", self._title, sent.user, why)
+            return None, why
         return order, ""
 
     def _heeded(self, why: str) -> Heeded:

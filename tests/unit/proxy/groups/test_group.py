@@ -167,14 +167,14 @@ def test_nothing_is_opened_until_the_pauses_are_known_or_cannot_be_known_in_time
     made = group(1)
     made.awaits_pauses(NOW)
     for late in range(5):
-        # So many are read that they take longer.
+        # There are so many that they take longer.
         made.still_awaits_pauses(NOW + late)
         assert opened(made, NOW + late, NOW + late + 0.9) == []
     made = group(1)
     made.awaits_pauses(NOW)
     ((at, _), *_) = opened(made, NOW + SOON, NOW + 2 * PAUSES_WITHIN)
     assert PAUSES_WITHIN <= at - NOW <= PAUSES_WITHIN + BEAT
-    # What is open by then is not let go because they come after all.
+    # An open link is not let go because they come after all.
     made.still_awaits_pauses(NOW + 2 * PAUSES_WITHIN)
     made.tick(NOW + 2 * PAUSES_WITHIN + BEAT)
     assert list(made.decision.targets) == ["s0"]
