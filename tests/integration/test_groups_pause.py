@@ -171,7 +171,10 @@ def test_a_pause_holds_for_sidecars_that_start_later_and_needs_none_at_its_time(
     start_sidecar: StartSidecar, broker: Broker, vhost: VirtualHost, client: Client, order: Order
 ) -> None:
     sharded(vhost)
+    its = r"^orders\.group\.pauses"
+    vhost.permit("guest", configure=its, write=its, read=its)
     status, told = order("orders", "pause")
+    vhost.permit("guest", configure=".*", write=".*", read=".*")
     assert status == 1
     assert "no answer    no sidecar with a member of orders has a groups_operators" in told
     assert "'guest'" in told
