@@ -6,6 +6,9 @@ from typing import Literal, NamedTuple
 MAX_WEIGHT = 10_000
 """The largest weight: RabbitMQ's own limit since CVE-2026-67219."""
 
+MAX_DESTINATIONS = 1 << 16
+"""The most destinations of a ring, since its table holds 16-bit indices."""
+
 Kind = Literal["queue", "exchange"]
 """The two kinds of destinations of a binding."""
 

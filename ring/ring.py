@@ -8,12 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ring.contest import challenge, contest, won
-from ring.destination import MAX_WEIGHT, Destination
+from ring.destination import MAX_DESTINATIONS, MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
 from ring.scores import U16, U64, draws, neg_log2, ranking, slot_streams
-
-MAX_DESTINATIONS = 1 << 16
-"""The most destinations of a ring, since the table holds 16-bit indices."""
 
 FEW_SLOTS = 100
 """The least slots that a destination should expect. One with fewer is flagged, as its share is too coarse to trust."""

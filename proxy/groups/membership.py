@@ -261,7 +261,7 @@ class Line:
         except Exception:  # aio-pika raises many kinds, and none says more than that it is not known
             return None
         finally:
-            await _closed(channel)
+            await closed(channel)
         return True
 
     async def answer(self, queue: str, body: bytes) -> None:

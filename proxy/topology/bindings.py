@@ -17,9 +17,8 @@ from msgspec import UNSET
 from proxy.topology import answers
 from proxy.topology.answers import Body, ExchangeArguments, ExchangePage, decode_answer
 from proxy.topology.answers import TopologyError as TopologyError
-from ring.destination import MAX_WEIGHT, Destination, WeightError, parse_weight
+from ring.destination import MAX_DESTINATIONS, MAX_WEIGHT, Destination, WeightError, parse_weight
 from ring.hashed import HASHED_PROPERTIES, HashedValue
-from ring.ring import MAX_DESTINATIONS
 
 CONSISTENT_HASH = "x-consistent-hash"
 MODULUS_HASH = "x-modulus-hash"

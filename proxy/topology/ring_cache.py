@@ -27,10 +27,10 @@ from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import MOST_GROUPS, RING_TYPES
 from proxy.topology.table import Entry, Name, PassReason
-from ring.destination import MAX_WEIGHT, Destination
+from ring.destination import MAX_DESTINATIONS, MAX_WEIGHT, Destination
 from ring.hashed import HashedValue
 from ring.hashing import RING_FORMAT
-from ring.ring import MAX_DESTINATIONS, fingerprint
+from ring.ring import fingerprint
 
 log = logging.getLogger(__name__)
 

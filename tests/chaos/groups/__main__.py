@@ -64,12 +64,12 @@ A shard whose member was connected to a lost node may wait for it for 60 s.
 TRIES = 4
 """How often a member in series gets a message before it is dead-lettered."""
 WINDOW = 50
+"""The window of a shard in series, divided by the number of groups: a member then has the more shards."""
 DEAD = f"{EXCHANGE}.dead"
 """The dead-letter exchange, and its queue."""
 RETRIES = {
     "groups_retry_delay": "0.1",
     "groups_retry_delay_max": "1",
-    "groups_window": f"{WINDOW}",
     "groups_retry_limit": f"{TRIES}",
     "groups_dead_letter": DEAD,
 }
@@ -107,8 +107,13 @@ class Run:
         """Those of each sidecar, beside those of all sidecars of the suite."""
         own = {"ring_max_age": f"{LASTING}"}
         group = {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}", "log_level": "debug"}
-        group |= RETRIES if self.members is Members.IN_SERIES else {}
+        group |= {**RETRIES, "groups_window": f"{self.window}"} if self.members is Members.IN_SERIES else {}
         return own if self.direct else own | group
+
+    @property
+    def window(self) -> int:
+        """How many messages of a shard in series are in a sidecar at most."""
+        return WINDOW // len(self.groups)
 
     @property
     def publishers(self) -> Mapping[str, Program]:
@@ -141,7 +146,7 @@ class Run:
 
         if self.direct:
             return {each.name: Limits(each.shards, each.shard_of(place), balanced=False) for each in self.groups}
-        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, in_series=self.works, window=WINDOW, tries=self.tries)
+        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, in_series=self.works, window=self.window, tries=self.tries)
         return {each.name: replace(told, shards=each.shards, shard_of=each.shard_of(place)) for each in self.groups}
 
 
