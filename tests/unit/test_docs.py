@@ -159,25 +159,24 @@ def test_every_part_of_topology_is_documented_with_its_flags_and_exit_statuses()
 
 def test_the_parts_of_group_are_documented() -> None:
     (parts,) = (each for each in parsers()["group"]._actions if isinstance(each, _SubParsersAction))
-    told, section = (command_section(f"ring-proxy {title}") for title in ("group", "group EXCHANGE redrive"))
+    told = command_section("ring-proxy group")
     operating = set(re.findall(r"^\| `([a-z-]+(?: [A-Z]+)+)` \|", told, flags=re.M))
     assert operating == {" ".join([act, *arguments_of(parts.choices[act])]) for act in ACTS}
     others = {" ".join([name, *arguments_of(part)]) for name, part in parts.choices.items() if name not in set(ACTS)}
     assert set(re.findall(r"ring-proxy group EXCHANGE ([a-z][^`\n]*)", REFERENCE["commands"])) == others
+    sections = {name: command_section(f"ring-proxy group EXCHANGE {name}") for name in ("redrive", "pause")}
+    sections["resume"] = sections["pause"]
     of_settings = {f"--{name.replace('_', '-')}" for name in LOGIN}
     for name, part in parts.choices.items():
-        flags = flags_of(part) - {"-h", "--help"}
-        assert flags - of_settings <= set(re.findall(r"`(--[a-z-]+)`", section if name == "redrive" else told)), name
+        flags, section = flags_of(part) - {"-h", "--help"}, sections.get(name, told)
+        assert flags - of_settings <= set(re.findall(r"`(--[a-z-]+)`", section)), name
         assert not flags & of_settings or of_settings <= flags, name
-    assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
-    assert of_settings <= set(re.findall(r"`(--[a-z-]+)`", section))
-    assert statuses_of(section) == {*redrive.STATUSES, 2}
-    section = command_section("ring-proxy group EXCHANGE pause")
-    for verb in VERBS:
-        assert f"`{verb}`" in section
-        flags = flags_of(parts.choices[verb]) - {"-h", "--help"}
-        assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
-    assert statuses_of(section) == {*pause.STATUSES, 2}
+        if name in sections:
+            assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - of_settings
+    assert all(f"`{verb}`" in sections["pause"] for verb in VERBS)
+    assert of_settings <= set(re.findall(r"`(--[a-z-]+)`", sections["redrive"]))
+    assert statuses_of(sections["redrive"]) == {*redrive.STATUSES, 2}
+    assert statuses_of(sections["pause"]) == {*pause.STATUSES, 2}
 
 
 def test_every_key_of_a_topology_file_is_documented_and_no_other() -> None:
