@@ -1,8 +1,9 @@
 """How often messages in series were tried: known beyond the link, the client and the sidecar by which they came.
 
-The sidecar that owns a shard counts the tries of its messages, and tells them in its full beats. All others keep what
-the owner told last, and the next owner goes on from there. A message is recognised by its fingerprint. A count that
-is lost, as at the end of all sidecars at once, gives a message some tries more, and never fewer.
+The sidecar that owns a shard counts the tries of its messages, and the crashes of clients that held them, and tells
+both in its full beats. All others keep what the owner told last, and the next owner goes on from there. A message is
+recognised by its fingerprint. A count that is lost, as at the end of all sidecars at once, gives a message some tries
+more, and never fewer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,9 +27,14 @@ KEPT: Final = 900.0
 class Attempt(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The tries of one message so far."""
 
-    tries: Annotated[int, Meta(ge=1, le=2**31)]
+    tries: Annotated[int, Meta(ge=0, le=2**31)]
+    """How often clients have returned the message."""
     due: Annotated[float, Meta(ge=0, le=1e11)]
     """When the next try is due, in seconds since 1970."""
+    crashes: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    """How many clients were lost without a close while they held the message."""
+    is_alone: bool = False
+    """Whether the last of them held nothing else."""
 
 
 class Attempts:
@@ -50,13 +56,31 @@ class Attempts:
 
         Nothing is noted of further messages while there are MOST_TOLD.
         """
-        if not tries:
+        before = self.of(shard, fingerprint)
+        if before is not None and before.crashes:
+            self._put(shard, fingerprint, Attempt(tries, due, before.crashes, before.is_alone))
+        elif tries:
+            self._put(shard, fingerprint, Attempt(tries, due))
+        else:
             self.forget(shard, fingerprint)
-        elif self._count < MOST_TOLD or self.of(shard, fingerprint) is not None:
+
+    def note_crash(self, shard: str, fingerprint: str, now: float, *, is_alone: bool) -> int:
+        """Note that a client was lost that held a message, at `now` in seconds since 1970; return how many were."""
+        before = self.of(shard, fingerprint) or Attempt(0, now)
+        self._put(shard, fingerprint, Attempt(before.tries, now, before.crashes + 1, is_alone))
+        return before.crashes + 1
+
+    def note_company(self, shard: str, fingerprint: str) -> None:
+        """Note that the last client to be lost with a message may have been lost for another one."""
+        if (before := self.of(shard, fingerprint)) is not None:
+            self._put(shard, fingerprint, Attempt(before.tries, before.due, before.crashes))
+
+    def _put(self, shard: str, fingerprint: str, attempt: Attempt) -> None:
+        if self._count < MOST_TOLD or self.of(shard, fingerprint) is not None:
             self._noted.add(shard)
             found = self.shards.setdefault(shard, {})
             self._count += fingerprint not in found
-            found[fingerprint] = Attempt(tries, due)
+            found[fingerprint] = attempt
 
     def forget(self, shard: str, fingerprint: str) -> None:
         """Forget a message, which is settled."""

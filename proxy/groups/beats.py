@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from proxy.groups.attempts import MOST_ATTEMPTS, Attempt
 from proxy.groups.model import LinkState
 
-VERSION: Final = 9
+VERSION: Final = 10
 """The version of beats. It changes with any change of what a beat says, since the sidecars of a group must agree."""
 
 MAX_BYTES: Final = 2 * 1024 * 1024
@@ -122,7 +122,8 @@ class Beat(Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VER
     """The sender's members; none where it has left the group. A short beat says nothing of them."""
 
     attempts: Annotated[dict[Name, Annotated[dict[Fingerprint, Attempt], Meta(max_length=MOST_ATTEMPTS)]], _FEW] = {}
-    """By shard that a member of the sender owns, and by fingerprint, the tries of messages that were returned."""
+    """By shard that a member of the sender owns, and by fingerprint, the tries of messages that were returned, or
+    that a client held that crashed."""
 
     @property
     def told(self) -> tuple[MemberBeat, ...]:

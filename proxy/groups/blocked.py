@@ -12,7 +12,7 @@ MOST_SHOWN: Final = 255
 
 
 class BlockedKey(NamedTuple):
-    """A key whose first message was returned by a client, or has later ones of its key behind it."""
+    """A key whose first message came back from a client, or has later ones of its key behind it."""
 
     since: float
     """When the message came to this sidecar, in monotonic seconds."""
@@ -37,6 +37,8 @@ class BlockedKey(NamedTuple):
     """The bytes of the message's body."""
     fingerprint: str
     """The message's own among all of its shard (`retries.fingerprint`)."""
+    crashes: int
+    """How many clients were lost without a close while they held the message."""
 
 
 class Backlog(NamedTuple):
@@ -45,7 +47,7 @@ class Backlog(NamedTuple):
     retried: int
     """The keys whose first message was returned at least once and is not settled."""
     stopped: int
-    """The keys among `retried` that stand still: their first message was returned as often as it may be."""
+    """The keys that stand still: their first message was tried as often as it may be."""
     since: float
     """When the first of `retried` was first returned, in monotonic seconds; 0 if there is none."""
     blocked_windows: int

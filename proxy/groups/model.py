@@ -186,8 +186,8 @@ class Member:
     """One consumer that a client has started on a group's name, until all its links have ended."""
 
     __slots__ = (
-        "attempts", "channel", "client", "exchange", "group", "id", "in_series", "leaving", "links", "no_ack",
-        "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
+        "attempts", "channel", "client", "crashes", "exchange", "group", "id", "in_series", "leaving", "links",
+        "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -207,6 +207,8 @@ class Member:
         """The tries of the group's messages that clients in series have returned; its group has one for all members."""
         self.returns = 0
         """How often the client has returned a message in series since the group last looked."""
+        self.crashes = 0
+        """How often the client was lost with a message of an earlier crash since the group last looked."""
         self.leaving = False
         """Whether the client has cancelled the consumer, so that links only end."""
         self.stalled_until = 0.0

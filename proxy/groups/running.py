@@ -87,6 +87,8 @@ class RunningGroup:
         self.orders = 0
         """How many orders of operators were done, but for those to pause and to resume."""
         self._operators = Operators(parts.operators, self._title)
+        self.crashes = 0
+        """How often clients in series were lost with a message that an earlier one was lost with."""
         self.returns = 0
         """How often clients in series have returned a message."""
         self.backlogs: list[Backlog] = []
@@ -358,7 +360,8 @@ class RunningGroup:
 
     def _take_returns(self, member: Member) -> None:
         self.returns += member.returns
-        member.returns = 0
+        self.crashes += member.crashes
+        member.returns = member.crashes = 0
 
     async def blocked_keys(self) -> list[BlockedKey]:
         """Return the keys of members of this sidecar that wait for one message, longest first, MOST_KEYS at the most.
@@ -389,5 +392,5 @@ class RunningGroup:
 def counted(group: RunningGroup) -> Counter[str]:
     """Return the totals of a group that metrics add up over its lives in this process."""
     found = Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)
-    found.update(returns=group.returns, orders=group.orders + group.pausing.orders)
+    found.update(returns=group.returns, orders=group.orders + group.pausing.orders, crashes=group.crashes)
     return found

@@ -24,5 +24,8 @@ class Attendant:
         """Whether nothing is lost if the session closes now; asked after `drain`."""
         return True
 
+    def client_lost(self) -> None:
+        """Note that the client is gone without having closed its connection; it may be called more than once."""
+
     def lost(self) -> None:
         """Note that the session is over."""

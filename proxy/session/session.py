@@ -135,6 +135,8 @@ class Session:
                 if self._deadline is None:
                     self._within(time_limits.GONE_WITHIN, End.CLIENT)
                 return
+            if c.phase is Phase.RUNNING and self.end is End.CLIENT:
+                self._attendant.client_lost()
         if c.phase is Phase.REFUSING:
             self._refused()
             return

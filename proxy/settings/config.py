@@ -145,8 +145,8 @@ class Settings:
     )
     groups_retry_then: RetryThen = _setting(
         "dead-letter",
-        "the end of a message that was tried so often: dead-letter (publish it to groups_dead_letter and ack it), or "
-        "stop (its key stands still)",
+        "the end of a message that was tried so often, or ends its clients: dead-letter (publish it to "
+        "groups_dead_letter and ack it), or stop (its key stands still)",
     )
     groups_dead_letter: str | None = _setting(
         None, "exchange that dead letters of groups in series are published to, with their own routing keys"
@@ -313,10 +313,6 @@ class Settings:
         for name in ("groups_retry_limit", "groups_dead_letter", "groups_operators"):
             if getattr(self, name) not in (None, ()) and not self.groups:
                 raise ConfigError(f"{name}: has no effect, because groups names no exchange; set groups too")
-        if self.groups_dead_letter is not None and self.groups_retry_limit is None and not self.groups_operators:
-            raise ConfigError(
-                "groups_dead_letter: has no effect without groups_retry_limit or groups_operators; set one of these too"
-            )
         if self.groups_dead_letter is not None and self.groups_dead_letter in self.groups:
             raise ConfigError(
                 f"groups_dead_letter: {self.groups_dead_letter!r} is a group itself; name another exchange"

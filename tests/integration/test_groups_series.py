@@ -292,7 +292,7 @@ def test_a_member_whose_connection_is_lost_leaves_each_key_in_order_to_the_next(
     keys, each = [f"k{n}" for n in range(12)], 6
     publish(client, sidecar.amqp_port, vhost, keyed(keys, each))
     done: dict[str, list[int]] = {key: [] for key in keys}
-    for round_ in range(4):
+    for round_ in range(2):  # what was held at two losses comes alone
         with client.session(sidecar.amqp_port, vhost.name) as wire:
             join(wire, 1, arguments={})
             worker = Worker(wire)

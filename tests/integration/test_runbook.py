@@ -473,6 +473,21 @@ def test_a_key_that_waits(start_sidecar: StartSidecar, broker: Broker, shop: Vir
             wait_until(metric, lambda: grouping.metric(f"ringproxy_group_{metric}", exchange="orders") == 1)  # noqa: B023
 
 
+def test_crash_loop(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Crash loop"]
+    grouping = start_sidecar(groups="orders", groups_in_series="orders")
+    shell = Shell(here(broker, grouping))
+    assert grouping.publish("orders", "c17", b"1", vhost="shop").status == 200
+    for crashes in range(3):
+        with client.session(grouping.amqp_port, "shop") as wire:
+            wire.channel(1, confirm=False)
+            consume(wire, 1)
+            deliveries(wire, 1, 1)
+            told = {0: "0 keys wait ", 1: ", 1 crash, ", 2: ", 2 crashes, "}[crashes]
+            wait_until("it is told", lambda: told in shell(look))  # noqa: B023
+    wait_until("the metric", lambda: grouping.metric("ringproxy_group_crash_loops_total", exchange="orders") == 2)
+
+
 @pytest.fixture
 def reader(shop: VirtualHost) -> Iterator[Client]:
     """Yield a user that reads everything, whose rights are its own."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from proxy.groups.consuming import consumer, group_name, links, settle
 from proxy.groups.consuming.actions import GroupActions
+from proxy.groups.consuming.crashes import Crashes
 from proxy.groups.consuming.dead_letters import DeadLetters
 from proxy.groups.consuming.events import (
     DeadLetterDue,
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 MOST_HIDDEN: Final = 1024
 """The most channels of one connection that are kept back for links."""
 
+LEAST_CRASHES: Final = 3
+"""The least crashes of clients that held a message after which it is not tried again: it is alone from two on."""
+
 MOST_NAMED: Final = 1_000
 """The most names of groups that lines of the log tell of."""
 
@@ -58,9 +62,11 @@ class Attendants:
             settings.groups_retry_delay,
             settings.groups_retry_delay_max,
             settings.groups_retry_limit or 0,
-            settings.groups_retry_then == "dead-letter",
+            settings.groups_retry_then == "dead-letter" and bool(settings.groups_dead_letter),
             bool(settings.groups_dead_letter),
+            max(settings.groups_retry_limit or 0, LEAST_CRASHES),
         )
+        self.crashes = Crashes()
         self._named: set[tuple[str, str, type]] = set()
         """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
 
@@ -109,6 +115,7 @@ class GroupAttendant(Attendant):
             connection, self._groups.match, timeout, attendants.is_serial, attendants.rules
         )
         self._actions = GroupActions(self.interceptor, acted)
+        self._is_client_lost = False
         self._try: asyncio.TimerHandle | None = None
         """The timer for the next message of a member in series that is tried again; None while there is none."""
         self._try_at = 0.0
@@ -125,6 +132,7 @@ class GroupAttendant(Attendant):
             events, interceptor.events = interceptor.events, []
             for event in events:
                 self._handle(event)
+        settle.go_on_by_turns(interceptor)
         if interceptor.requeued and self._requeue is None:
             due = min(min(at.last + MOMENT, at.first + LONGEST) for at in interceptor.requeued.values())
             loop = asyncio.get_running_loop()
@@ -223,6 +231,12 @@ class GroupAttendant(Attendant):
     def may_close(self) -> bool:
         """Whether the client has settled all that it got by links."""
         return not self.interceptor.unacked
+
+    def client_lost(self) -> None:
+        """Count what the client held in series: any of it may be why the client is gone."""
+        if not self._is_client_lost:
+            self._is_client_lost = True
+            self._attendants.crashes.note(self.interceptor)
 
     def lost(self) -> None:
         """Have the groups told that all members have ended."""

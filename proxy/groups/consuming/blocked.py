@@ -34,7 +34,7 @@ def blocked_keys(hidden: HiddenChannel) -> list[BlockedKey]:
     return [
         _shown(hidden, hidden.link.shard, held)
         for held in window.held.values()
-        if held.state != HeldState.WAITING and held.key and (held.tries or held.after is not None)
+        if held.state != HeldState.WAITING and held.key and (held.tries or held.crashes or held.after is not None)
     ]
 
 
@@ -59,6 +59,7 @@ def _shown(hidden: HiddenChannel, shard: str, held: Held) -> BlockedKey:
         _text(value_of(_MESSAGE_ID, *frames) or b""),
         len(body),
         held.fingerprint or fingerprint(held.key, held.header, body),
+        held.crashes,
     )
 
 

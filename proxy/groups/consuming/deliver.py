@@ -89,6 +89,7 @@ def whole(  # noqa: C901 - one loop, for speed
     looked: Consumer | None = None
     behind: Consumer | None = None
     tried: dict[str, dict[str, Attempt]] = {}
+    passes = not g.hands.suspects  # which become so by the timer alone
     out = _out
     out.truncate(0)
     while size - i > LEAST_METHOD and frames < _MOST_IN_A_RUN:
@@ -131,7 +132,7 @@ def whole(  # noqa: C901 - one loop, for speed
             tag = u64(data, i + 12 + data[i + 11])
             held = Held(window, tag, key, data[i:stop], header - i, body_at - i, g.c.now)
             due = retries.known(hidden, held) if tried else 0.0
-            if not series.arrive(held, due, passes=True):
+            if not series.arrive(held, due, passes=passes):
                 if due:
                     g.retrying[consumer] = None
                 elif series.is_ready:
@@ -283,7 +284,7 @@ def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
     at = 20 + method[11]
     method = method[:at] + b"\1" + method[at + 1 :]
     try:
-        attempt = table.integer_field(letters.ATTEMPT, held.tries + 1)
+        attempt = table.integer_field(letters.ATTEMPT, held.tries + held.crashes + 1)
         payload, _ = content.stamped(header, 7, len(header) - 1, attempt, (letters.ATTEMPT,))
     except Fault:
         return method, header

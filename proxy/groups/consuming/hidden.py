@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from proxy.groups.consuming.events import GroupEvent
 from proxy.groups.consuming.questions import Question
-from proxy.groups.consuming.series import Rules, Series, Window
+from proxy.groups.consuming.series import Hands, Rules, Series, Window
 from proxy.groups.consuming.tags import Numbering, TaggedSource, Tags
 from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel
@@ -143,6 +143,7 @@ class Consuming(Interceptor):
         "due",
         "events",
         "free",
+        "hands",
         "is_serial",
         "match",
         "most",
@@ -172,6 +173,8 @@ class Consuming(Interceptor):
         self.is_serial, self.rules = is_serial, rules
         self.answered: list[HiddenChannel] = []
         """The channels of links in series that the client has answered messages of in the read that is taken now."""
+        self.hands = Hands()
+        """All that the client may hold in series."""
         self.retrying: dict[Consumer, None] = {}
         """The members in series that have messages to be tried again."""
         self.free: deque[int] = deque()

@@ -20,6 +20,9 @@ _FLAGS: Final = 7 + content.FLAGS
 
 log = logging.getLogger(__name__)
 
+CRASH: Final = "crash"
+"""The reason of a dead letter whose clients have crashed, the last one with nothing else in its hands."""
+
 LIMIT: Final = "retry-limit"
 """The reason of a dead letter that was tried as often as it may."""
 
@@ -43,6 +46,7 @@ def known(hidden: HiddenChannel, held: Held) -> float:
     if attempt is None:
         return 0.0
     held.fingerprint, held.tries, held.again = found, attempt.tries, True
+    held.crashes, held.is_alone = attempt.crashes, attempt.is_alone
     # From now on this sidecar tells of it, also if the shard moves on before the next try.
     attempts.note(link.shard, found, attempt.tries, max(attempt.due, time.time()))
     return held.at + min(max(attempt.due - time.time(), 0.0), window.series.rules.longest)
@@ -88,12 +92,22 @@ def exhausted(g: Consuming, held: Held) -> None:
     member, shard = source.consumer.member, source.link.shard
     if held.fingerprint:
         member.attempts.note(shard, held.fingerprint, held.tries, time.time() + held.window.series.rules.longest)
-    if held.state == HeldState.STOPPED:
+    told = (member.group, g.c.vhost, shard, held.tries)
+    if held.window.series.is_culprit(held) and not held.buried:
+        log.warning(
+            "group %r, virtual host %r: a message of shard %r was with %d clients that crashed, the last time alone:"
+            " %s; fingerprint %s",
+            *(*told[:3], held.crashes),
+            "its key stands still" if held.state == HeldState.STOPPED else "it becomes a dead letter",
+            held.fingerprint,
+        )
+    elif held.state == HeldState.STOPPED:
         log.warning(
             "group %r, virtual host %r: a message of shard %r was tried %d times, and its key stands still"
             " (groups_retry_then = stop)",
-            *(member.group, g.c.vhost, shard, held.tries),
+            *told,
         )
+    if held.state == HeldState.STOPPED:
         return
     bury(g, source, held)
 
@@ -104,8 +118,9 @@ def bury(g: Consuming, source: HiddenChannel, held: Held) -> None:
     source.link.unacked += 1
     group, shard = source.consumer.member.group, source.link.shard
     key = routing_key(held.frames, 0, held.header_at, held.body_at)
-    reason = OPERATOR if held.buried else LIMIT
-    letter = Letter(g.c.vhost, group, shard, key, held.header, held.body, held.tries, reason)
+    reason = OPERATOR if held.buried else CRASH if held.window.series.is_culprit(held) else LIMIT
+    tries = held.tries + held.crashes
+    letter = Letter(g.c.vhost, group, shard, key, held.header, held.body, tries, reason)
     g.events.append(DeadLetterDue(held, letter))
 
 

@@ -44,6 +44,12 @@ does not give it all its tries once more. A count that is lost makes a dead lett
 is judged when the delay is over, and not when the client returns the message: a client that stops returns what it was
 just sent, and its links have ended by then.
 
+A client that is lost without a close has crashed, and each message that it held may be why. Each gets a crash more. A
+message with SUSPECTED of them is a suspect: it is passed once the client holds nothing, and nothing else is passed
+until it is answered. Another shard's messages wait too, or it could not be told which one ended the client. An innocent
+one is acked, and its record is gone. One whose client crashes again, with nothing else in its hands, and that has
+`Rules.crashes` of them, is DEAD or STOPPED as one that was tried as often as it may. `crashes.py` counts them.
+
 The broker counts its consumer timeout from its own delivery, and takes back what is older message by message: newer
 ones of the key then come between. A link whose oldest message, be it with the client or not, is older than
 `groups_ack_timeout` therefore ends, and all of it comes again in order.
@@ -60,6 +66,9 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 
 LEAVES_WITHIN: Final = 1.0
 """Seconds for which a client must go on consuming for a try to count: one that stops returns all that it has."""
+
+SUSPECTED: Final = 2
+"""The crashes of clients that held a message from which on it is passed alone."""
 
 _MOST_PASSED: Final = 64
 """Passed messages leave the list of those that are READY once they are more than this, and most of it."""
@@ -83,6 +92,8 @@ class Rules(NamedTuple):
     """Whether a message that was tried so often is published as a dead letter; if not, its key stands still."""
     buries: bool = False
     """Whether there is an exchange for dead letters, so that an operator may have a message published there."""
+    crashes: int = 3
+    """The crashes of clients that held a message, the last one alone, after which it is not tried again."""
 
 
 LONGEST_SPREAD: Final = 1.25
@@ -138,8 +149,8 @@ class Held:
     """One message that the broker has delivered, from then until it is settled."""
 
     __slots__ = (
-        "after", "again", "at", "body_at", "buried", "due", "fingerprint", "frames", "header_at", "key", "returned_at",
-        "state", "tag", "tries", "window",
+        "after", "again", "at", "body_at", "buried", "crashes", "due", "fingerprint", "frames", "header_at", "is_alone",
+        "key", "returned_at", "state", "tag", "tries", "window",
     )  # fmt: skip
 
     def __init__(
@@ -157,6 +168,10 @@ class Held:
         """A `HeldState`, as a plain integer for the hot loop."""
         self.tries = 0
         """How often a client has returned the message."""
+        self.crashes = 0
+        """How many clients were lost without a close while they held the message."""
+        self.is_alone = False
+        """Whether the last of them held nothing else."""
         self.returned_at = 0.0
         """When this client last returned it, in monotonic seconds; 0 for never."""
         self.due = 0.0
@@ -236,17 +251,56 @@ class Window:
         return upto, single
 
 
+class Hands:
+    """All that one client may hold in series, over all of its members; it lives as long as the session."""
+
+    __slots__ = ("left", "series", "suspects")
+
+    def __init__(self) -> None:
+        self.series: dict[Series, int] = {}
+        """The members whose messages the client may hold, with their channels."""
+        self.suspects: dict[Held, None] = {}
+        """The suspects that are READY or with the client: the first one has its turn, and nothing else is passed."""
+        self.left = False
+        """Whether a suspect has left since this was last looked at, so that members may go on."""
+
+    @property
+    def are_free(self) -> bool:
+        """Whether the client holds nothing in series."""
+        return not any(each.with_client for each in self.series)
+
+    def leave(self, held: Held) -> None:
+        """Forget a message, if it is a suspect that is READY or with the client."""
+        if held in self.suspects:
+            del self.suspects[held]
+            self.left = True
+
+    def end(self, channel: int) -> None:
+        """Forget all that the client held by a channel that ends."""
+        ended = [series for series, number in self.series.items() if number == channel]
+        for series in ended:
+            del self.series[series]
+        for held in list(self.suspects):
+            if held.window.series in ended:
+                self.leave(held)
+
+
 class Series:
     """The deliveries of one member in series; it lives as long as the member."""
 
     __slots__ = (
-        "_gone", "_next", "_number", "_ready", "_retries", "retried", "room", "rules", "size", "stopped",
+        "_gone", "_next", "_number", "_ready", "_retries", "hands", "retried", "room", "rules", "size", "stopped",
         "with_client",
     )  # fmt: skip
 
-    def __init__(self, rules: Rules, room: int) -> None:
-        """`room` is how many messages the client may hold; 0 for any number."""
+    def __init__(self, rules: Rules, room: int, hands: Hands | None = None, channel: int = 0) -> None:
+        """`room` is how many messages the client may hold; 0 for any number.
+
+        `hands` are the client's, and `channel` is the number of its channel.
+        """
         self.rules, self.room = rules, room
+        self.hands = hands if hands is not None else Hands()
+        self.hands.series[self] = channel
         self.with_client = 0
         """How many messages the client holds."""
         self.size = 0
@@ -254,7 +308,7 @@ class Series:
         self.retried: dict[Held, float] = {}
         """The messages that have tries behind them, the first one first, and when that was, in monotonic seconds."""
         self.stopped = 0
-        """How many messages of `retried` are STOPPED."""
+        """How many messages are STOPPED."""
         self._ready: list[Held] = []
         """From `_next` on the messages that are READY, the one that came to be so first before others, and some GONE.
 
@@ -272,7 +326,7 @@ class Series:
         """Take a message that the broker has delivered; return whether the client works on it from now on.
 
         `due` is when its next try is due, in monotonic seconds, if it was returned before; 0 otherwise. Whether it may
-        be tried once more is judged then. `passes` says whether the client may get it at once.
+        be tried once more is judged then. `passes` says whether the client may get it at once, as no suspect is here.
         """
         window, key = held.window, held.key
         window.held[held.tag] = held
@@ -287,7 +341,8 @@ class Series:
             window.waiting += 1
             before.after = held
         elif due:
-            self.retried[held] = held.at
+            if held.tries:
+                self.retried[held] = held.at
             self._wait(held, due)
         elif passes and self._next == len(self._ready) and (self.with_client < self.room or not self.room):
             held.state = _CLIENT
@@ -301,8 +356,11 @@ class Series:
         """Return the next message for the client, which works on it from now on; None if there is none, or no room."""
         if not self.is_ready:
             return None
-        held = self._ready[self._next]
-        self._next += 1
+        if (suspect := self._suspect()) is not None:
+            held = suspect
+        else:
+            held = self._ready[self._next]
+            self._next += 1
         held.state = _CLIENT
         self.with_client += 1
         return held
@@ -310,6 +368,8 @@ class Series:
     @property
     def is_ready(self) -> bool:
         """Whether there is a message for which the client has room."""
+        if self.hands.suspects:
+            return self._suspect() is not None
         ready, at = self._ready, self._next
         while at < len(ready) and ready[at].state != _READY:
             at += 1
@@ -318,6 +378,13 @@ class Series:
             at = 0
         self._next = at
         return at < len(ready) and (self.with_client < self.room or not self.room)
+
+    def _suspect(self) -> Held | None:
+        """Return the suspect that has its turn, if it is of this member and the client holds nothing."""
+        for held in self.hands.suspects:
+            is_next = held.window.series is self and held.state == _READY and self.hands.are_free
+            return held if is_next else None
+        return None
 
     def settle(self, held: Held) -> None:
         """Take it that a message is settled, by the client or as a dead letter: the next one of its key has its turn.
@@ -363,6 +430,8 @@ class Series:
         self._wait(held, now)
 
     def _wait(self, held: Held, due: float) -> None:
+        if held.crashes:
+            self.hands.leave(held)
         held.state, held.again, held.due = _RETRY, True, due
         self._number += 1
         heappush(self._retries, (due, self._number, held))
@@ -395,26 +464,36 @@ class Series:
         while count < most and (due := self.due) is not None and due <= now:
             held = heappop(self._retries)[2]
             count += 1
-            if not held.buried and not 0 < self.rules.limit <= held.tries:
+            if not held.buried and not 0 < self.rules.limit <= held.tries and not self.is_culprit(held):
                 held.state = _READY
-                self._ready.append(held)
+                if held.crashes >= SUSPECTED:
+                    self.hands.suspects[held] = None
+                else:
+                    self._ready.append(held)
             else:
                 held.state = _DEAD if self.rules.dead_letters or held.buried else _STOPPED
                 self.stopped += held.state == _STOPPED
                 ended.append(held)
         return count, ended
 
+    def is_culprit(self, held: Held) -> bool:
+        """Return whether a message was with so many clients that crashed, and alone with the last one."""
+        return held.is_alone and held.crashes >= self.rules.crashes
+
     def go_on_at_once(self, held: Held) -> None:
-        """Take it that an operator releases a message: it is tried now, and has all its tries again."""
+        """Take it that an operator releases a message: it is tried now, has all its tries again, and is no suspect."""
         self._unretried(held)
-        held.tries, held.buried = 0, False
-        if held.state != _READY:
+        is_suspect = held in self.hands.suspects
+        self.hands.leave(held)
+        held.tries, held.buried, held.crashes, held.is_alone = 0, False, 0, False
+        if held.state != _READY or is_suspect:
             held.state = _READY
             self._ready.append(held)
 
     def bury(self, held: Held) -> None:
         """Take it that an operator has a message published as a dead letter."""
         self.stopped -= held.state == _STOPPED
+        self.hands.leave(held)
         held.state, held.buried = _DEAD, True
 
     def _unretried(self, held: Held) -> None:
@@ -439,8 +518,9 @@ class Series:
 
     def _forget(self, held: Held) -> None:
         self.size -= held.size
-        if held.tries:
+        if held.tries or held.crashes:
             self._unretried(held)
+            self.hands.leave(held)
         held.state = _GONE
         held.frames = b""
         held.window.held.pop(held.tag, None)

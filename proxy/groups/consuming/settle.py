@@ -196,6 +196,17 @@ def _go_on(g: Consuming, consumer: Consumer) -> None:
         links.tell(g, consumer.numbering, frames)
 
 
+def go_on_by_turns(g: Consuming) -> None:
+    """Have the timer look at the members of a client that gets suspects one by one, and so not only what it answers."""
+    hands = g.hands
+    if hands.suspects or hands.left:
+        hands.left = False
+        for consumer in g.consumers.values():
+            series = consumer.series
+            if series is not None and series.is_ready and not consumer.numbering.full:
+                g.retrying[consumer] = None
+
+
 def try_again(g: Consuming) -> None:
     """Have the messages of members in series tried again that are due, and others sent for which there was no turn.
 

@@ -150,6 +150,11 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         "Messages in series that clients of this sidecar have returned, to be tried again.",
         labels=_LABELS,
     )
+    crashes = CounterMetricFamily(
+        "ringproxy_group_crash_loops",
+        "Clients of this sidecar in series that were lost with a message that an earlier one was lost with.",
+        labels=_LABELS,
+    )
     orders = CounterMetricFamily(
         "ringproxy_group_orders", "Orders of operators that this sidecar has done.", labels=_LABELS
     )
@@ -161,7 +166,8 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         failed.add_metric(name, counted["dead_letters_failed"])
         returns.add_metric(name, counted["returns"])
         orders.add_metric(name, counted["orders"])
-    yield from (moves, stalled, lost, dead, failed, returns, orders)
+        crashes.add_metric(name, counted["crashes"])
+    yield from (moves, stalled, lost, dead, failed, returns, orders, crashes)
     again = CounterMetricFamily(
         "ringproxy_group_redeliveries",
         "Redeliveries of messages to members at this sidecar, of those shards that had any.",

@@ -173,6 +173,7 @@ KEYS_ANSWER = {
             "state": "to be tried again",
             "since_seconds": 75.0,
             "tries": 3,
+            "crashes": 0,
             "due_seconds": 2.0,
             "waiting": 1,
             "message_id": "m\x1b",
@@ -191,6 +192,7 @@ def test_the_keys_that_wait_in_lines(capsys: pytest.CaptureFixture[str]) -> None
         "state": "with the client",
         "due_seconds": None,
         "tries": 1,
+        "crashes": 2,
         "waiting": 2,
         "message_id": "",
     }
@@ -202,7 +204,8 @@ def test_the_keys_that_wait_in_lines(capsys: pytest.CaptureFixture[str]) -> None
             "key          c17, shard orders.1, for 1 min: to be tried again in 2.0 s, returned 3 times,"
             " 1 message behind it",
             f"             message m\\x1b, 12 bytes, fingerprint {'f' * 32}, with 10.0.0.7:51412 billing-0",
-            "key          (not known), shard orders.1, for 1 min: with the client, returned once, 2 messages behind it",
+            "key          (not known), shard orders.1, for 1 min: with the client, returned once, 2 crashes,"
+            " 2 messages behind it",
             f"             12 bytes, fingerprint {'f' * 32}, with 10.0.0.7:51412 billing-0",
             "elsewhere    orders.2: node-b",
             "elsewhere    orders.3: no sidecar that is known",

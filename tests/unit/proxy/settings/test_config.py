@@ -144,7 +144,6 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         ({"groups_retry_limit": "3"}, "groups_retry_limit: has no effect, because groups names no exchange"),
         ({"groups_dead_letter": "d"}, "groups_dead_letter: has no effect, because groups names no exchange"),
         ({"groups_operators": "anna"}, "groups_operators: has no effect, because groups names no exchange"),
-        ({"groups": "x", "groups_dead_letter": "d"}, "groups_dead_letter: has no effect without groups_retry_limit"),
         ({"groups": "x", "groups_retry_limit": "3"}, "groups_retry_limit: 3 tries end in a dead letter"),
         (
             {"groups": "x", "groups_retry_limit": "3", "groups_dead_letter": "x"},

@@ -2,22 +2,26 @@
 
 Each run checks at each step: the broker gets an ack only of a message that the client has acked, an operator has
 skipped or whose dead letter is confirmed; it gets no requeue; a key's next message is not passed before the one before
-it is done; and the counts are those of the messages. At the end all messages are done.
+it is done; and the counts are those of the messages. Some messages end each client that gets them, and some clients are
+lost for no reason: what was held at two such ends is held alone, and only what was alone at the last one, of three, is
+given up for it. At the end all messages are done.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from struct import pack
 from typing import Final, NamedTuple
 
 import pytest
 
-from proxy.groups.consuming import settle
+from proxy.groups.attempts import Attempts
+from proxy.groups.consuming import crashes, links, settle
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import Consumer, HiddenChannel
+from proxy.groups.consuming.retries import CRASH
 from proxy.groups.consuming.series import Held, HeldState, Rules
 from proxy.groups.model import LinkState
 from proxy.groups.operators import Act, Order
@@ -45,15 +49,26 @@ class Message(NamedTuple):
     def shard(self) -> str:
         return SHARDS[self.key % 2]
 
+    @property
+    def kills(self) -> bool:
+        """Whether it ends each client that gets it."""
+        return self.number % 30 == 7
+
 
 class Run(Grouping):
-    """One session with a member of two shards, its client, and the model of its broker."""
+    """Sessions one after the other, each with a member of two shards and its client, and the model of their broker."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.r = random.Random(seed)
         limit, is_dead = self.r.choice((0, 1, 3)), self.r.random() < 0.5
-        self.consuming.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True)
+        self.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True)
+        self.attempts = Attempts()
+        self.crashes = crashes.Crashes()
+        self.crashed: Counter[Message] = Counter()
+        """How many clients were lost with a message."""
+        self.alone: set[Message] = set()
+        """The messages that were alone with the last of these."""
         self.queues: dict[str, list[tuple[Message, bool]]] = {shard: [] for shard in SHARDS}
         """The messages that are ready, and whether they come again."""
         self.unacked: dict[int, dict[int, Message]] = defaultdict(dict)
@@ -68,7 +83,12 @@ class Run(Grouping):
         self.done: set[Message] = set()
         self.published: list[Message] = []
         self.letters: list[DeadLetterDue] = []
+        self.begin_session()
+
+    def begin_session(self) -> None:
+        self.consuming.rules = self.rules
         self.member = self.join(SHARDS, arguments={"x-ring-in-series": True})
+        self.member.attempts = self.attempts
         self.tags = {link.channel: 0 for link in self.member.links.values()}
         self.c.now = time.monotonic() - 60.0  # so that what counts after a second counts as a link ends
 
@@ -80,7 +100,13 @@ class Run(Grouping):
             answers = b"".join(self._taken(frame) for frame in split(data) if frame.kind == METHOD)
             broker_loop.from_broker(self.c, answers)
         self.read()
-        self.letters += [event for event in self.told() if isinstance(event, DeadLetterDue)]
+        letters = [event for event in self.told() if isinstance(event, DeadLetterDue)]
+        for each in letters:
+            if each.letter.reason == CRASH:
+                message = self.unacked[each.held.window.number][each.held.tag]
+                assert self.crashed[message] >= 3, f"{message} was with too few clients"
+                assert message in self.alone, f"{message} was not alone"
+        self.letters += letters
 
     def _taken(self, frame: Frame) -> bytes:
         number = frame.channel
@@ -147,6 +173,8 @@ class Run(Grouping):
             elif frame.kind == BODY:
                 message = Message(*map(int, frame.payload.split(b",")))
                 self.with_client[tag] = message
+                suspects = [each for each in self.with_client.values() if self.crashed[each] >= 2]
+                assert not suspects or len(self.with_client) == 1, f"{suspects[0]} is not alone"
                 before = [each for each in self.published[: message.number] if each.key == message.key]
                 assert self.may_go.union(self.rejected).issuperset(before), f"{message} comes before one of its key"
 
@@ -159,9 +187,12 @@ class Run(Grouping):
         client_loop.from_client(self.c, data[cut:])
 
     def _an_answer(self) -> bytes:
-        tag = self.r.choice(list(self.with_client))
-        many = self.r.random() < 0.25
-        tags = [each for each in self.with_client if each <= tag] if many else [tag]
+        tag = self.r.choice([tag for tag, each in self.with_client.items() if not each.kills] or [0])
+        if not tag:
+            return b""
+        tags = [each for each in self.with_client if each <= tag]
+        many = self.r.random() < 0.25 and not any(self.with_client[each].kills for each in tags)
+        tags = tags if many else [tag]
         messages = [self.with_client.pop(each) for each in tags]
         what = self.r.choices(("ack", "reject", "requeue"), (6, 1, 3))[0]
         if what == "ack":
@@ -170,6 +201,27 @@ class Run(Grouping):
         if what == "reject":
             self.rejected.update(messages)
         return method(1, *NACK, pack(">QB", tag, many | (2 if what == "requeue" else 0)))
+
+    def crash(self) -> None:
+        """Have the client be lost without a close, and another one come."""
+        self.read()
+        unacked = {each for messages in self.unacked.values() for each in messages.values()}
+        held = [each for each in self.with_client.values() if each in unacked]
+        self.crashed.update(held)
+        self.alone.difference_update(held)
+        if len(self.with_client) == 1:
+            self.alone.update(held)
+        self.crashes.note(self.consuming)
+        links.lose_all(self.consuming)
+        for message in unacked:
+            self.queues[message.shard].append((message, True))
+        for queue in self.queues.values():
+            queue.sort()
+        self.unacked.clear()
+        self.with_client.clear()
+        self.letters.clear()
+        super().__init__()
+        self.begin_session()
 
     def recover(self) -> None:
         self.read()
@@ -205,9 +257,11 @@ class Run(Grouping):
             (tag,) = [each.tag for each in self.messages(number) if each.key.hex() == key.key_hash and is_first(each)]
             message = self.unacked[number].get(tag)
             why = self.actions.operate(self.member, Order(act, shard, key.key_hash, key.fingerprint))
+            assert message is not None
             if act is Act.SKIP and not why:
-                assert message is not None
                 self.may_go.add(message)
+            elif act is Act.RELEASE and not why:
+                self.crashed[message] = 0
             self.c.now = now
 
     def move(self) -> None:
@@ -250,9 +304,11 @@ class Run(Grouping):
 
     def step(self) -> None:
         rest = b""
+        if any(each.kills for each in self.with_client.values()) and self.r.random() < 0.4:
+            self.crash()
         what = self.r.choices(
-            ("publish", "deliver", "answer", "recover", "wait", "confirm", "order", "move"),
-            (20, 25, 28, 2, 10, 5, 6, 4),
+            ("publish", "deliver", "answer", "recover", "wait", "confirm", "order", "move", "crash"),
+            (20, 25, 28, 2, 10, 5, 6, 4, 1),
         )[0]
         if what == "deliver":
             rest = self.deliver()
@@ -263,7 +319,10 @@ class Run(Grouping):
         elif what == "order":
             self.order(self.r.choice(list(Act)))
         else:
-            {"publish": self.publish, "answer": self.answer, "recover": self.recover, "move": self.move}[what]()
+            {
+                "publish": self.publish, "answer": self.answer, "recover": self.recover, "move": self.move,
+                "crash": self.crash,
+            }[what]()  # fmt: skip
         if rest:
             self.answer()
             broker_loop.from_broker(self.c, rest)
@@ -271,7 +330,7 @@ class Run(Grouping):
         self.check()
 
     def finish(self) -> None:
-        """Have the client ack all, until all is done."""
+        """Have the clients ack all but what ends them, until all is done."""
         for _ in range(400):
             if len(self.done) == len(self.published):
                 return
@@ -283,13 +342,16 @@ class Run(Grouping):
                     self.pump()
             broker_loop.from_broker(self.c, self.deliver())
             self.pump()
+            if any(each.kills for each in self.with_client.values()):
+                self.crash()
+                continue
             while self.with_client:
                 tag, message = self.with_client.popitem()
                 self.may_go.add(message)
                 client_loop.from_client(self.c, ack(1, tag))
             while self.letters:
                 self.confirm(is_confirmed=True)
-            self.order(Act.RELEASE, "stopped")
+            self.order(Act.SKIP if self.r.random() < 0.5 else Act.RELEASE, "stopped")
             self.wait(1.0)
             self.pump()
         raise AssertionError(f"{len(self.published) - len(self.done)} messages are not done")
@@ -297,6 +359,12 @@ class Run(Grouping):
 
 def is_first(held: Held) -> bool:
     return held.state != HeldState.WAITING
+
+
+@pytest.fixture(autouse=True)
+def _crashes_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients that are lost one after the other count as such, however quick the test is."""
+    monkeypatch.setattr(crashes, "TOGETHER", 0.0)
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
