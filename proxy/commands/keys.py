@@ -19,9 +19,10 @@ def lines(answer: Mapping[str, Any]) -> Iterator[str]:
         behind = f"{key['waiting']} message{'' if key['waiting'] == 1 else 's'} behind it"
         crashes = key["crashes"]
         crashed = f"{crashes} crash{'' if crashes == 1 else 'es'}, " if crashes else ""
+        stands = ", and its shard stands" if key["shard_stands"] else ""
         yield (
             f"key          {key['key'] or '(not known)'}, shard {key['shard']}, for {seconds(key['since_seconds'])}:"
-            f" {key['state']}{due}, returned {_times(key['tries'])}, {crashed}{behind}"
+            f" {key['state']}{due}, returned {_times(key['tries'])}, {crashed}{behind}{stands}"
         )
         message = f"message {key['message_id']}, " if key["message_id"] else ""
         yield f"             {message}{key['bytes']} bytes, fingerprint {key['fingerprint']}, with {key['client']}"

@@ -35,6 +35,8 @@ class Attempt(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     """How many clients were lost without a close while they held the message."""
     is_alone: bool = False
     """Whether the last of them held nothing else."""
+    since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    """When a client first returned the message, in seconds since 1970; 0 for never."""
 
 
 class Attempts:
@@ -51,29 +53,33 @@ class Attempts:
         """Return the tries of a message; None if there were none, or they are not known."""
         return self.shards.get(shard, {}).get(fingerprint)
 
-    def note(self, shard: str, fingerprint: str, tries: int, due: float) -> None:
+    def note(self, shard: str, fingerprint: str, tries: int, due: float, since: float = 0.0) -> None:
         """Note the tries of a message, the next of which is due at `due`, in seconds since 1970; 0 tries for none.
+
+        `since` is when the message was first returned, in seconds since 1970, where that is not known yet.
 
         Nothing is noted of further messages while there are MOST_TOLD.
         """
         before = self.of(shard, fingerprint)
+        if before is not None:
+            since = before.since or since
         if before is not None and before.crashes:
-            self._put(shard, fingerprint, Attempt(tries, due, before.crashes, before.is_alone))
+            self._put(shard, fingerprint, Attempt(tries, due, before.crashes, before.is_alone, since))
         elif tries:
-            self._put(shard, fingerprint, Attempt(tries, due))
+            self._put(shard, fingerprint, Attempt(tries, due, 0, False, since))
         else:
             self.forget(shard, fingerprint)
 
     def note_crash(self, shard: str, fingerprint: str, now: float, *, is_alone: bool) -> int:
         """Note that a client was lost that held a message, at `now` in seconds since 1970; return how many were."""
         before = self.of(shard, fingerprint) or Attempt(0, now)
-        self._put(shard, fingerprint, Attempt(before.tries, now, before.crashes + 1, is_alone))
+        self._put(shard, fingerprint, Attempt(before.tries, now, before.crashes + 1, is_alone, before.since))
         return before.crashes + 1
 
     def note_company(self, shard: str, fingerprint: str) -> None:
         """Note that the last client to be lost with a message may have been lost for another one."""
         if (before := self.of(shard, fingerprint)) is not None:
-            self._put(shard, fingerprint, Attempt(before.tries, before.due, before.crashes))
+            self._put(shard, fingerprint, Attempt(before.tries, before.due, before.crashes, False, before.since))
 
     def _put(self, shard: str, fingerprint: str, attempt: Attempt) -> None:
         if self._count < MOST_TOLD or self.of(shard, fingerprint) is not None:

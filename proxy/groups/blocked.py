@@ -39,6 +39,8 @@ class BlockedKey(NamedTuple):
     """The message's own among all of its shard (`retries.fingerprint`)."""
     crashes: int
     """How many clients were lost without a close while they held the message."""
+    stands: bool
+    """Whether the shard stands, as the message was held for too long."""
 
 
 class Backlog(NamedTuple):
@@ -52,3 +54,5 @@ class Backlog(NamedTuple):
     """When the first of `retried` was first returned, in monotonic seconds; 0 if there is none."""
     blocked_windows: int
     """The links more than half of whose window waits behind another message of its key."""
+    standing: int = 0
+    """The links whose shard stands, as a message was held for too long."""

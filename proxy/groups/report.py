@@ -86,6 +86,7 @@ def keys_report(group: RunningGroup, keys: list[BlockedKey]) -> dict[str, Any]:
                 "since_seconds": round(now - key.since, 1),
                 "tries": key.tries,
                 "crashes": key.crashes,
+                "shard_stands": key.stands,
                 "due_seconds": round(max(key.due - now, 0.0), 1) if key.due is not None else None,
                 "waiting": key.waiting,
                 "message_id": key.message_id,

@@ -14,7 +14,7 @@ from proxy.publisher import handshake
 from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
 from proxy.publisher.packing import Publish
 from proxy.settings.rights import to_lanes
-from proxy.wire.arguments import Arguments, cluster_in
+from proxy.wire.arguments import Arguments, broker_in
 from proxy.wire.content import ring_id_in
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -282,7 +282,7 @@ class PublisherProtocol:
             self.in_flight -= channel.settle(tag, bool(bits & MULTIPLE), verdict)
 
     def _on_start(self, _: int, start: Arguments) -> None:
-        self.cluster = cluster_in(start)
+        self.cluster = broker_in(start)[0]
         self.out.append(handshake.start_ok(self._user, self._password, self._vhost, self._inventory))
 
     def _on_tune(self, _: int, tune: Arguments) -> None:

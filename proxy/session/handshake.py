@@ -11,7 +11,7 @@ from typing import Final
 
 from proxy.process.identity import of_sidecar
 from proxy.wire import table
-from proxy.wire.arguments import Arguments, cluster_in
+from proxy.wire.arguments import Arguments, broker_in
 from proxy.wire.frames import (
     COMMAND_INVALID,
     CONNECTION_CLOSE,
@@ -125,7 +125,7 @@ class Handshake:
     __slots__ = (
         "allowed_mechanisms", "cancel_notify", "channel_max", "cluster", "cluster_told_at", "connection_name",
         "frame_max", "heartbeat", "hidden", "kept_back", "offered_channel_max", "offered_frame_max",
-        "spare", "step", "user", "vhost",
+        "spare", "step", "user", "version", "vhost",
     )  # fmt: skip
 
     def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
@@ -137,6 +137,8 @@ class Handshake:
         """How far the handshake has come."""
         self.cluster: str | None = None
         """The name that the broker's cluster goes by; None if the broker gave none."""
+        self.version = (0, 0)
+        """The broker's version, its first two numbers; 0.0 if they are not known."""
         self.cluster_told_at = 0.0
         """The monotonic time at which the broker gave the cluster's name."""
         self.user = b""
@@ -209,8 +211,8 @@ class Handshake:
 
 
 def _start(h: Handshake, arguments: Arguments) -> bytes:
-    """Return connection.start without the mechanisms that would lend this proxy's identity; note the cluster's name."""
-    h.cluster = cluster_in(arguments)
+    """Return connection.start without the mechanisms that would lend this proxy's identity; note what broker it is."""
+    h.cluster, h.version = broker_in(arguments)
     before = arguments.read
     mechanisms = b" ".join(m for m in arguments.long_string().split() if m not in LENT or m in h.allowed_mechanisms)
     return method_frame(0, CONNECTION_START, before + U32.pack(len(mechanisms)) + mechanisms + arguments.rest)

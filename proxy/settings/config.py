@@ -154,6 +154,11 @@ class Settings:
     groups_operators: tuple[str, ...] = _setting(
         (), "RabbitMQ users who may release, skip or dead-letter the first message of a key in series"
     )
+    groups_hold_max: float | None = _setting(
+        None,
+        "seconds from the first return of a message until groups_retry_then, or until its shard stands; 0 for no "
+        "limit, by default 3,600, and 600 or 1 GiB behind it before RabbitMQ 4.3",
+    )
     groups_require: Exactness = _setting(
         "any",
         "the groups that clients may consume from: any, or exact (balanced, and in order while they are)",
@@ -332,6 +337,28 @@ class Settings:
             raise ConfigError(
                 f"groups_retry_delay: {self.groups_retry_delay:g} is more than groups_retry_delay_max,"
                 f" {self.groups_retry_delay_max:g}"
+            )
+
+        self._check_hold()
+
+    def _check_hold(self) -> None:
+        """Refuse a time for messages that are held in which they cannot be tried as the other settings say."""
+        hold, limit = self.groups_hold_max, self.groups_retry_limit
+        if hold is not None and not self.groups:
+            raise ConfigError("groups_hold_max: has no effect, because groups names no exchange; set groups too")
+        if not hold:
+            return
+        if hold < self.groups_retry_delay_max:
+            raise ConfigError(
+                f"groups_hold_max: {hold:g} is less than groups_retry_delay_max, {self.groups_retry_delay_max:g}"
+            )
+        delay, longest = self.groups_retry_delay, self.groups_retry_delay_max
+        # The delays of a million tries take no time to add up, and those beyond are as long as the longest.
+        takes = sum(min(delay * 2.0 ** min(tried, 30), longest) for tried in range(min(limit or 0, 1_000_000)))
+        if takes > hold:
+            raise ConfigError(
+                f"groups_hold_max: {hold:g} s are over before a message was tried groups_retry_limit = {limit} times,"
+                f" which takes {takes:g} s with groups_retry_delay and groups_retry_delay_max"
             )
 
     def _check_journal(self) -> None:

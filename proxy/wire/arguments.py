@@ -76,8 +76,15 @@ class Arguments:
         return self.octets(self.long())
 
 
-def cluster_in(start: Arguments) -> str | None:
-    """Return the cluster's name from connection.start, read up to its mechanisms; None if the broker gives none."""
+def broker_in(start: Arguments) -> tuple[str | None, tuple[int, int]]:
+    """Return the cluster's name and the broker's version from connection.start, read up to its mechanisms.
+
+    The name is None if the broker gives none, and the version is 0.0 if it has none of the form of `4.3`.
+    """
     start.short()  # the protocol's version
-    name = table.text(start.long_string(), b"cluster_name")
-    return name.decode(errors="replace") if name is not None else None
+    properties = start.long_string()
+    name, version = table.text(properties, b"cluster_name"), table.text(properties, b"version")
+    parts = (version or b"").split(b".")
+    known = len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit()
+    release = (int(parts[0]), int(parts[1])) if known else (0, 0)
+    return name.decode(errors="replace") if name is not None else None, release

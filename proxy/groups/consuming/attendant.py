@@ -65,6 +65,7 @@ class Attendants:
             settings.groups_retry_then == "dead-letter" and bool(settings.groups_dead_letter),
             bool(settings.groups_dead_letter),
             max(settings.groups_retry_limit or 0, LEAST_CRASHES),
+            settings.groups_hold_max,
         )
         self.crashes = Crashes()
         self._named: set[tuple[str, str, type]] = set()

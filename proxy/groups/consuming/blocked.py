@@ -23,7 +23,8 @@ def backlog(consumer: Consumer) -> Backlog | None:
     half = series.rules.window // 2
     windows = [hidden.window for hidden in consumer.hidden]
     blocked = sum(window is not None and window.waiting > half for window in windows)
-    return Backlog(len(series.retried), series.stopped, next(iter(series.retried.values()), 0.0), blocked)
+    standing = sum(bool(window is not None and window.overdue) for window in windows)
+    return Backlog(len(series.retried), series.stopped, next(iter(series.retried.values()), 0.0), blocked, standing)
 
 
 def blocked_keys(hidden: HiddenChannel) -> list[BlockedKey]:
@@ -60,6 +61,7 @@ def _shown(hidden: HiddenChannel, shard: str, held: Held) -> BlockedKey:
         len(body),
         held.fingerprint or fingerprint(held.key, held.header, body),
         held.crashes,
+        held in held.window.overdue,
     )
 
 

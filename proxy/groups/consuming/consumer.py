@@ -10,7 +10,7 @@ import secrets
 from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consumer, Consuming
 from proxy.groups.consuming.questions import Joining
-from proxy.groups.consuming.series import Series
+from proxy.groups.consuming.series import Series, limits
 from proxy.groups.consuming.tags import MOST_TAGS, Numbering, numbering_of
 from proxy.groups.model import DEFAULT_PREFETCH, Member
 from proxy.session import closing
@@ -143,7 +143,8 @@ def _series(g: Consuming, numbering: Numbering) -> Series:
     """Return the deliveries of a new member in series; members that are gone and of which nothing is held go."""
     present = {each.series for each in g.consumers.values()}
     g.hands.series = {each: number for each, number in g.hands.series.items() if each.with_client or each in present}
-    return Series(g.rules, numbering.asked, g.hands, numbering.number)
+    rules = limits(g.rules, g.c.handshake.version)
+    return Series(rules, numbering.asked, g.hands, numbering.number)
 
 
 def passive_queue(number: int, name: str) -> bytes:

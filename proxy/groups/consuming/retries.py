@@ -8,6 +8,7 @@ from typing import Final
 
 from mmh3 import hash_bytes
 
+from proxy.groups.attempts import LATEST
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import Consuming, HiddenChannel
 from proxy.groups.consuming.letters import Letter, payload_of
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 CRASH: Final = "crash"
 """The reason of a dead letter whose clients have crashed, the last one with nothing else in its hands."""
+
+HELD: Final = "held-too-long"
+"""The reason of a dead letter whose first return is too long ago."""
 
 LIMIT: Final = "retry-limit"
 """The reason of a dead letter that was tried as often as it may."""
@@ -47,8 +51,12 @@ def known(hidden: HiddenChannel, held: Held) -> float:
         return 0.0
     held.fingerprint, held.tries, held.again = found, attempt.tries, True
     held.crashes, held.is_alone = attempt.crashes, attempt.is_alone
+    if attempt.since:
+        held.since = held.at - (time.time() - attempt.since)
     # From now on this sidecar tells of it, also if the shard moves on before the next try.
     attempts.note(link.shard, found, attempt.tries, max(attempt.due, time.time()))
+    if window.series.is_overdue(held, held.at):
+        return held.at
     return held.at + min(max(attempt.due - time.time(), 0.0), window.series.rules.longest)
 
 
@@ -60,7 +68,8 @@ def returned(g: Consuming, hidden: HiddenChannel, held: Held) -> None:
     hidden.consumer.member.returns += 1
     if link is not None and held.key:
         held.fingerprint = held.fingerprint or fingerprint(held.key, held.header, payload_of(held.body))
-        hidden.consumer.member.attempts.note(link.shard, held.fingerprint, held.tries, time.time() + delay)
+        now, age = time.time(), g.c.now - held.since
+        hidden.consumer.member.attempts.note(link.shard, held.fingerprint, held.tries, now + delay, now - age)
 
 
 def settled(hidden: HiddenChannel, held: Held) -> None:
@@ -91,9 +100,19 @@ def exhausted(g: Consuming, held: Held) -> None:
     assert source.link is not None
     member, shard = source.consumer.member, source.link.shard
     if held.fingerprint:
-        member.attempts.note(shard, held.fingerprint, held.tries, time.time() + held.window.series.rules.longest)
+        now, rules = time.time(), held.window.series.rules
+        # It is known for as long as it is held, and for a while longer.
+        due = now + max(rules.longest, min(rules.hold or 0.0, LATEST / 2))
+        since = now - (g.c.now - held.since) if held.since else 0.0
+        member.attempts.note(shard, held.fingerprint, held.tries, due, since)
     told = (member.group, g.c.vhost, shard, held.tries)
-    if held.window.series.is_culprit(held) and not held.buried:
+    if held in held.window.overdue:
+        log.warning(
+            "group %r, virtual host %r: a message of shard %r was returned %d times, first %.0f s ago"
+            " (groups_hold_max): its shard stands until the message is settled; fingerprint %s",
+            *(*told, g.c.now - held.since, held.fingerprint),
+        )
+    elif held.window.series.is_culprit(held) and not held.buried:
         log.warning(
             "group %r, virtual host %r: a message of shard %r was with %d clients that crashed, the last time alone:"
             " %s; fingerprint %s",
@@ -107,7 +126,7 @@ def exhausted(g: Consuming, held: Held) -> None:
             " (groups_retry_then = stop)",
             *told,
         )
-    if held.state == HeldState.STOPPED:
+    if held.state != HeldState.DEAD:
         return
     bury(g, source, held)
 
@@ -118,10 +137,18 @@ def bury(g: Consuming, source: HiddenChannel, held: Held) -> None:
     source.link.unacked += 1
     group, shard = source.consumer.member.group, source.link.shard
     key = routing_key(held.frames, 0, held.header_at, held.body_at)
-    reason = OPERATOR if held.buried else CRASH if held.window.series.is_culprit(held) else LIMIT
+    reason = OPERATOR if held.buried else _why(held)
     tries = held.tries + held.crashes
     letter = Letter(g.c.vhost, group, shard, key, held.header, held.body, tries, reason)
     g.events.append(DeadLetterDue(held, letter))
+
+
+def _why(held: Held) -> str:
+    """Return the reason of a dead letter that no operator has ordered."""
+    series = held.window.series
+    if series.is_culprit(held):
+        return CRASH
+    return LIMIT if 0 < series.rules.limit <= held.tries else HELD
 
 
 def released(hidden: HiddenChannel, held: Held) -> None:

@@ -70,6 +70,11 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         "Keys in series at this sidecar that stand still, as a message was tried as often as it may be.",
         labels=_LABELS,
     )
+    standing = GaugeMetricFamily(
+        "ringproxy_group_shards_standing",
+        "Shards in series at this sidecar of which nothing is passed, as a message was held for groups_hold_max.",
+        labels=_LABELS,
+    )
     oldest_retried = GaugeMetricFamily(
         "ringproxy_group_oldest_retried_seconds",
         "Time since the first return of the message that was returned first of those not settled; 0 if there is none.",
@@ -101,6 +106,7 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         backlogs = group.backlogs
         retried.add_metric(name, sum(each.retried for each in backlogs))
         stopped.add_metric(name, sum(each.stopped for each in backlogs))
+        standing.add_metric(name, sum(each.standing for each in backlogs))
         blocked.add_metric(name, sum(each.blocked_windows for each in backlogs))
         first = min((each.since for each in backlogs if each.since), default=now)
         oldest_retried.add_metric(name, now - first)
@@ -123,7 +129,7 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         prefetches,
         *lags.values(),
     )
-    yield from (retried, stopped, oldest_retried, blocked)
+    yield from (retried, stopped, standing, oldest_retried, blocked)
     moves = CounterMetricFamily(
         "ringproxy_group_moves", "Shards that members at this sidecar have taken.", labels=_LABELS
     )

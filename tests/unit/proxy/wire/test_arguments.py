@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.arguments import Arguments, cluster_in
+from proxy.wire.arguments import Arguments, broker_in
 from proxy.wire.frames import CONNECTION_START, QUEUE_DECLARE, Fault, method_frame, shorted
 from proxy.wire.table import text_field
 
@@ -61,16 +61,20 @@ def test_what_is_passed_over_need_not_be_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "name"),
+    ("properties", "told"),
     [
-        (text_field(b"product", b"x") + text_field(b"cluster_name", b"rabbit@here"), "rabbit@here"),
-        (text_field(b"cluster_name", b"\xff"), "\ufffd"),
-        (b"\x0ccluster_namet\1", None),
-        (b"", None),
+        (text_field(b"version", b"4.3.6") + text_field(b"cluster_name", b"rabbit@here"), ("rabbit@here", (4, 3))),
+        (text_field(b"version", b"3.10.8+dfsg"), (None, (3, 10))),
+        (text_field(b"version", b"4.x"), (None, (0, 0))),
+        (text_field(b"cluster_name", b"\xff") + text_field(b"version", b"5"), ("\ufffd", (0, 0))),
+        (b"\x0ccluster_namet\1", (None, (0, 0))),
+        (b"", (None, (0, 0))),
     ],
 )
-def test_the_cluster_is_named_by_the_server_properties(properties: bytes, name: str | None) -> None:
+def test_the_broker_is_told_by_the_server_properties(
+    properties: bytes, told: tuple[str | None, tuple[int, int]]
+) -> None:
     frame = method_frame(0, CONNECTION_START, b"\0\x09" + pack(">I", len(properties)) + properties + b"behind")
     start = Arguments(frame, 0, len(frame))
-    assert cluster_in(start) == name
+    assert broker_in(start) == told
     assert start.rest == b"behind"

@@ -4,7 +4,8 @@ Each run checks at each step: the broker gets an ack only of a message that the 
 skipped or whose dead letter is confirmed; it gets no requeue; a key's next message is not passed before the one before
 it is done; and the counts are those of the messages. Some messages end each client that gets them, and some clients are
 lost for no reason: what was held at two such ends is held alone, and only what was alone at the last one, of three, is
-given up for it. At the end all messages are done.
+given up for it. What was returned for too long becomes a dead letter, or nothing else of its shard is passed. At the
+end all messages are done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.consuming import crashes, links, settle
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import Consumer, HiddenChannel
-from proxy.groups.consuming.retries import CRASH
+from proxy.groups.consuming.retries import CRASH, HELD
 from proxy.groups.consuming.series import Held, HeldState, Rules
 from proxy.groups.model import LinkState
 from proxy.groups.operators import Act, Order
@@ -34,6 +35,7 @@ RUNS: Final = 100
 STEPS: Final = 250
 SHARDS: Final = ("q1", "q2")
 KEYS: Final = 8
+PASSED: Final = (HeldState.READY, HeldState.CLIENT)
 
 OPEN, CLOSE = (20, 10), (20, 40)
 DELIVER, ACK, REJECT, RECOVER, NACK = (60, 60), (60, 80), (60, 90), (60, 110), (60, 120)
@@ -62,7 +64,14 @@ class Run(Grouping):
         super().__init__()
         self.r = random.Random(seed)
         limit, is_dead = self.r.choice((0, 1, 3)), self.r.random() < 0.5
-        self.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True)
+        hold = self.r.choice((0.0, 2.0))
+        self.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True, hold=hold)
+        self.returned: dict[Message, tuple[float, float]] = {}
+        """When a message was returned first and last."""
+        self.ordered: set[Message] = set()
+        """The messages that an operator has had skipped or published as dead letters."""
+        self.standing: dict[Message, int] = {}
+        """The messages that were held for too long when the time last went on, and by which channel."""
         self.attempts = Attempts()
         self.crashes = crashes.Crashes()
         self.crashed: Counter[Message] = Counter()
@@ -84,13 +93,13 @@ class Run(Grouping):
         self.published: list[Message] = []
         self.letters: list[DeadLetterDue] = []
         self.begin_session()
+        self.c.now = time.monotonic() - 3600.0  # so that what counts after a second counts as a link ends
 
     def begin_session(self) -> None:
         self.consuming.rules = self.rules
         self.member = self.join(SHARDS, arguments={"x-ring-in-series": True})
         self.member.attempts = self.attempts
         self.tags = {link.channel: 0 for link in self.member.links.values()}
-        self.c.now = time.monotonic() - 60.0  # so that what counts after a second counts as a link ends
 
     # The broker
 
@@ -106,6 +115,10 @@ class Run(Grouping):
                 message = self.unacked[each.held.window.number][each.held.tag]
                 assert self.crashed[message] >= 3, f"{message} was with too few clients"
                 assert message in self.alone, f"{message} was not alone"
+            if each.letter.reason == HELD:
+                message = self.unacked[each.held.window.number][each.held.tag]
+                age = self.c.now - self.returned[message][0]
+                assert age >= (self.rules.hold or 99), f"{message} was held for {age} s"
         self.letters += letters
 
     def _taken(self, frame: Frame) -> bytes:
@@ -117,6 +130,7 @@ class Run(Grouping):
             return opened(number)
         if frame.id == CLOSE:
             del self.tags[number]
+            self.standing = {message: at for message, at in self.standing.items() if at != number}
             for message in self.unacked.pop(number, {}).values():
                 self.queues[message.shard].append((message, True))
             for queue in self.queues.values():
@@ -175,6 +189,7 @@ class Run(Grouping):
                 self.with_client[tag] = message
                 suspects = [each for each in self.with_client.values() if self.crashed[each] >= 2]
                 assert not suspects or len(self.with_client) == 1, f"{suspects[0]} is not alone"
+                self.check_stands(message)
                 before = [each for each in self.published[: message.number] if each.key == message.key]
                 assert self.may_go.union(self.rejected).issuperset(before), f"{message} comes before one of its key"
 
@@ -200,13 +215,28 @@ class Run(Grouping):
             return ack(1, tag, many)
         if what == "reject":
             self.rejected.update(messages)
+        if what == "requeue":
+            takes = {link.channel for link in self.member.links.values() if link.state == LinkState.OPEN}
+            held = {each for channel in takes for each in self.unacked[channel].values()}
+            for message in held.intersection(messages):
+                self.returned[message] = (self.returned.get(message, (self.c.now, 0.0))[0], self.c.now)
         return method(1, *NACK, pack(">QB", tag, many | (2 if what == "requeue" else 0)))
+
+    def check_stands(self, message: Message) -> None:
+        """See that no other message of the same shard was held for too long when one is passed."""
+        for each, number in self.standing.items():
+            is_held = each in self.unacked.get(number, {}).values() and each in self.returned
+            if each.shard == message.shard and is_held and each not in self.may_go | self.rejected | self.ordered:
+                is_overdue = message in self.returned and self.c.now - self.returned[message][0] >= (
+                    self.rules.hold or 0
+                )
+                assert is_overdue, f"{message} is passed, though the shard stands for {each}"
 
     def crash(self) -> None:
         """Have the client be lost without a close, and another one come."""
         self.read()
         unacked = {each for messages in self.unacked.values() for each in messages.values()}
-        held = [each for each in self.with_client.values() if each in unacked]
+        held = unacked.intersection(self.with_client.values())
         self.crashed.update(held)
         self.alone.difference_update(held)
         if len(self.with_client) == 1:
@@ -220,8 +250,11 @@ class Run(Grouping):
         self.unacked.clear()
         self.with_client.clear()
         self.letters.clear()
+        now = self.c.now
         super().__init__()
         self.begin_session()
+        self.c.now = now
+        self.standing.clear()
 
     def recover(self) -> None:
         self.read()
@@ -231,8 +264,25 @@ class Run(Grouping):
     # Time, operators, moves
 
     def wait(self, seconds: float) -> None:
+        self.read()
         self.c.now += seconds
         settle.try_again(self.consuming)
+        if self.rules.hold and not self.rules.dead_letters:
+            latest = self.c.now - 1.5
+            # What has its turn, or is on its way to the client, is looked at anew once it is returned.
+            at = {number: self.messages(number) for number in self.unacked}
+            ready = {self.unacked[n].get(each.tag) for n in at for each in at[n] if each.state in PASSED}
+            self.standing = {
+                message: number
+                for number, messages in self.unacked.items()
+                for message in messages.values()
+                if message in self.returned
+                and message not in self.ordered
+                and self.returned[message][0] + self.rules.hold <= latest
+                and self.returned[message][1] <= latest
+                and message not in self.with_client.values()
+                and message not in ready
+            }
 
     def confirm(self, *, is_confirmed: bool) -> None:
         """Have a dead letter be confirmed or not."""
@@ -258,6 +308,11 @@ class Run(Grouping):
             message = self.unacked[number].get(tag)
             why = self.actions.operate(self.member, Order(act, shard, key.key_hash, key.fingerprint))
             assert message is not None
+            if act is Act.RELEASE and not why:
+                self.returned.pop(message, None)
+                self.standing.pop(message, None)
+            elif not why:
+                self.ordered.add(message)
             if act is Act.SKIP and not why:
                 self.may_go.add(message)
             elif act is Act.RELEASE and not why:
@@ -361,15 +416,20 @@ def is_first(held: Held) -> bool:
     return held.state != HeldState.WAITING
 
 
-@pytest.fixture(autouse=True)
-def _crashes_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have clients that are lost one after the other count as such, however quick the test is."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """Have time go on as in the run that this list has, and clients that are lost one after the other count as such."""
+    runs: list[Run] = []
+    began = time.time()
     monkeypatch.setattr(crashes, "TOGETHER", 0.0)
+    monkeypatch.setattr(time, "time", lambda: began + (runs[0].c.now if runs else 0.0))
+    return runs
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
-def test_nothing_is_acked_that_is_not_done_and_each_key_is_in_order(seed: int) -> None:
+def test_nothing_is_acked_that_is_not_done_and_each_key_is_in_order(seed: int, clock: list[Run]) -> None:
     run = Run(seed)
+    clock.append(run)
     for _ in range(STEPS):
         run.step()
     run.finish()
