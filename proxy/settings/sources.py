@@ -133,6 +133,7 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     bool: parse_bool,
     bool | None: parse_bool,
     float: parse_number,
+    float | None: parse_number,
     int: parse_integer,
     int | None: parse_integer,
     Address: parse_address,

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -475,6 +476,7 @@ def test_a_key_that_waits(start_sidecar: StartSidecar, broker: Broker, shop: Vir
 
 def test_crash_loop(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
     (look,) = RUNBOOK["Crash loop"]
+    shop.permit(USER, configure=r"^orders\.group(\..*)?$", write=".*", read=r"^orders\.group(\..*)?$")
     grouping = start_sidecar(groups="orders", groups_in_series="orders")
     shell = Shell(here(broker, grouping))
     assert grouping.publish("orders", "c17", b"1", vhost="shop").status == 200
@@ -486,6 +488,23 @@ def test_crash_loop(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHo
             told = {0: "0 keys wait ", 1: ", 1 crash, ", 2: ", 2 crashes, "}[crashes]
             wait_until("it is told", lambda: told in shell(look))  # noqa: B023
     wait_until("the metric", lambda: grouping.metric("ringproxy_group_crash_loops_total", exchange="orders") == 2)
+
+
+def test_shard_stands(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Shard stands"]
+    times = {"groups_retry_delay": "0.1", "groups_retry_delay_max": "0.1", "groups_hold_max": "0.5"}
+    grouping = start_sidecar(groups="orders", groups_in_series="orders", **times)
+    shell = Shell(here(broker, grouping))
+    assert grouping.publish("orders", "c17", b"1", vhost="shop").status == 200
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        first = time.monotonic()
+        while time.monotonic() < first + 1.0:
+            (got,) = deliveries(wire, 1, 1)
+            wire.tell(1, Basic.Reject(got.number, True))
+        wait_until("it is told", lambda: ", and its shard stands" in shell(look))
+        wait_until("the metric", lambda: grouping.metric("ringproxy_group_shards_standing", exchange="orders") == 1)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ until it is answered. Another shard's messages wait too, or it could not be told
 one is acked, and its record is gone. One whose client crashes again, with nothing else in its hands, and that has
 `Rules.crashes` of them, is DEAD or STOPPED as one that was tried as often as it may. `crashes.py` counts them.
 
-What the sidecar holds costs the broker: a quorum queue before RabbitMQ 4.3 keeps all that came behind the oldest
+A held message costs the broker: a quorum queue before RabbitMQ 4.3 keeps all that came behind the oldest
 unacked message (measured: 142 MB for 100,000 messages of 1 kB, and 5 MB on 4.3). A message is therefore tried for no
 longer than `Rules.hold` from its first return, and before 4.3 only until `MOST_BEHIND` bytes have come behind it. Then
 it is DEAD. Where no dead letters are wanted its shard stands instead: of its window no other message is passed, so the

@@ -174,6 +174,7 @@ KEYS_ANSWER = {
             "since_seconds": 75.0,
             "tries": 3,
             "crashes": 0,
+            "shard_stands": False,
             "due_seconds": 2.0,
             "waiting": 1,
             "message_id": "m\x1b",
@@ -193,6 +194,7 @@ def test_the_keys_that_wait_in_lines(capsys: pytest.CaptureFixture[str]) -> None
         "due_seconds": None,
         "tries": 1,
         "crashes": 2,
+        "shard_stands": True,
         "waiting": 2,
         "message_id": "",
     }
@@ -205,7 +207,7 @@ def test_the_keys_that_wait_in_lines(capsys: pytest.CaptureFixture[str]) -> None
             " 1 message behind it",
             f"             message m\\x1b, 12 bytes, fingerprint {'f' * 32}, with 10.0.0.7:51412 billing-0",
             "key          (not known), shard orders.1, for 1 min: with the client, returned once, 2 crashes,"
-            " 2 messages behind it",
+            " 2 messages behind it, and its shard stands",
             f"             12 bytes, fingerprint {'f' * 32}, with 10.0.0.7:51412 billing-0",
             "elsewhere    orders.2: node-b",
             "elsewhere    orders.3: no sidecar that is known",

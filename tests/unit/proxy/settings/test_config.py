@@ -94,6 +94,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "groups_retry_then": "stop",
         "groups_dead_letter": "dead",
         "groups_operators": "anna,bob",
+        "groups_hold_max": "90",
         "groups_require": "exact",
         "groups_ack_timeout": "0",
         "groups_leave_timeout": "0",
@@ -145,6 +146,12 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         ({"groups_dead_letter": "d"}, "groups_dead_letter: has no effect, because groups names no exchange"),
         ({"groups_operators": "anna"}, "groups_operators: has no effect, because groups names no exchange"),
         ({"groups": "x", "groups_retry_limit": "3"}, "groups_retry_limit: 3 tries end in a dead letter"),
+        ({"groups_hold_max": "90"}, "groups_hold_max: has no effect, because groups names no exchange"),
+        ({"groups": "x", "groups_hold_max": "59"}, "groups_hold_max: 59 is less than groups_retry_delay_max, 60"),
+        (
+            {"groups": "x", "groups_hold_max": "90", "groups_retry_limit": "8", "groups_retry_then": "stop"},
+            "groups_hold_max: 90 s are over before a message was tried groups_retry_limit = 8 times, which takes 183 s",
+        ),
         (
             {"groups": "x", "groups_retry_limit": "3", "groups_dead_letter": "x"},
             "groups_dead_letter: 'x' is a group itself",
@@ -270,6 +277,7 @@ def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
         ("groups_retry_delay_max", ["-1", "x", "nan"]),
         ("groups_retry_limit", ["0", "-1", "x"]),
         ("groups_retry_then", ["", "drop"]),
+        ("groups_hold_max", ["", "-1", "x", "nan"]),
         ("groups_dead_letter", [""]),
         ("groups_require", ["", "none"]),
         ("groups_ack_timeout", ["-1", "x", "nan"]),

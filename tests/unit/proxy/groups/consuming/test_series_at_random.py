@@ -4,8 +4,8 @@ Each run checks at each step: the broker gets an ack only of a message that the 
 skipped or whose dead letter is confirmed; it gets no requeue; a key's next message is not passed before the one before
 it is done; and the counts are those of the messages. Some messages end each client that gets them, and some clients are
 lost for no reason: what was held at two such ends is held alone, and only what was alone at the last one, of three, is
-given up for it. What was returned for too long becomes a dead letter, or nothing else of its shard is passed. At the
-end all messages are done.
+given up for it. A message that is returned for too long becomes a dead letter, or nothing else of its shard is passed.
+At the end all messages are done.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class Run(Grouping):
         settle.try_again(self.consuming)
         if self.rules.hold and not self.rules.dead_letters:
             latest = self.c.now - 1.5
-            # What has its turn, or is on its way to the client, is looked at anew once it is returned.
+            # A message that has its turn, or is on its way to the client, is looked at once it is returned.
             at = {number: self.messages(number) for number in self.unacked}
             ready = {self.unacked[n].get(each.tag) for n in at for each in at[n] if each.state in PASSED}
             self.standing = {
