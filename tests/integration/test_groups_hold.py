@@ -18,17 +18,22 @@ TIMES = {"groups_retry_delay": "0.2", "groups_retry_delay_max": "0.2", "groups_h
 IN_SERIES = {"groups": "orders", "groups_in_series": "orders", "groups_window": "10", **TIMES}
 
 
-def fail(wire: Wire, seconds: float) -> list[bytes]:
-    """Return `bad 0` whenever it comes, for so many seconds, and ack all else; tell what else came."""
-    done: list[bytes] = []
+def work(wire: Wire) -> list[bytes]:
+    """Take one message: return it if it is `bad 0`, and ack any other one, which is in the result."""
+    content = wire.content(1, Basic.Deliver)
+    assert isinstance(content.method, Basic.Deliver)
+    number = content.method.delivery_tag or 0
+    is_bad = content.body == b"bad 0"
+    wire.tell(1, Basic.Reject(number, True) if is_bad else Basic.Ack(number))
+    return [] if is_bad else [content.body]
+
+
+def work_for(wire: Wire, seconds: float) -> list[bytes]:
+    """Take the messages that come for so many seconds, of which the last one is `bad 0`; tell which others came."""
     until = time.monotonic() + seconds
+    done: list[bytes] = []
     while time.monotonic() < until:
-        content = wire.content(1, Basic.Deliver)
-        assert isinstance(content.method, Basic.Deliver)
-        number = content.method.delivery_tag or 0
-        is_bad = content.body == b"bad 0"
-        wire.tell(1, Basic.Reject(number, True) if is_bad else Basic.Ack(number))
-        done += [] if is_bad else [content.body]
+        done += work(wire)
     return done
 
 
@@ -44,7 +49,7 @@ def test_a_message_that_fails_for_too_long_becomes_a_dead_letter(
         consume(wire)
         done: list[bytes] = []
         while not done:
-            done += fail(wire, 0.01)
+            done += work(wire)
         (letter,) = buried(vhost)
         assert done == [b"bad 1"]
         assert (letter.body, letter.headers["x-ring-reason"]) == (b"bad 0", "held-too-long")
@@ -66,11 +71,11 @@ def test_without_dead_letters_the_shard_stands_until_the_message_is_done(
 
     with client.session(sidecar.amqp_port, vhost.name) as wire:
         consume(wire)
-        assert fail(wire, 3.0) == [b"before"]
+        assert work_for(wire, 3.0) == [b"before"]
         assert "(groups_hold_max): its shard stands until the message is settled" in sidecar.log()
         later = [("orders", f"good {number}", b"later %d" % number) for number in range(30)]
         publish(client, sidecar.amqp_port, vhost, later)
-        assert fail(wire, 1.0) == []
+        assert work_for(wire, 1.0) == []
         wait_until("the window is full", lambda: ready() == 30 - 9)
         wait_until("the metric", lambda: sidecar.metric("ringproxy_group_shards_standing", **labels) == 1)
         content = wire.content(1, Basic.Deliver)
@@ -79,6 +84,6 @@ def test_without_dead_letters_the_shard_stands_until_the_message_is_done(
         wire.tell(1, Basic.Ack(content.method.delivery_tag or 0))
         done: list[bytes] = []
         while len(done) < 30:
-            done += fail(wire, 0.01)
+            done += work(wire)
         assert sorted(done) == sorted(body for _, _, body in later)
         wire.goodbye()
