@@ -8,7 +8,7 @@ import pytest
 from proxy.groups.blocked import Backlog
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
-from proxy.groups.consuming.series import LEAVES_WITHIN, MOST_BEHIND, HeldState, Rules, limits
+from proxy.groups.consuming.series import LEAVES_WITHIN, LONGEST_SPREAD, MOST_BEHIND, HeldState, Rules, limits
 from proxy.groups.operators import Act, Order
 from proxy.session import client_loop
 from tests.unit.proxy.groups.consuming.grouping import FIRST, deliver
@@ -16,7 +16,9 @@ from tests.unit.proxy.groups.consuming.test_retries import Limited
 from tests.unit.proxy.session.wire import ack, method, split
 
 A = FIRST + 1
-HOLD = Rules(200, 1.0, 1.0, hold=5.0)
+SHORT = 1.0 / LONGEST_SPREAD
+"""A delay that is over after a second, whatever the key."""
+HOLD = Rules(200, SHORT, SHORT, hold=5.0)
 
 
 def bodies(data: bytes) -> list[bytes]:
