@@ -158,12 +158,8 @@ def test_a_channel_goes_on_to_no_other_state(state: ChannelState) -> None:
             channel.enter(other)
 
 
-def test_the_document_has_the_table_of_phases_and_draws_it() -> None:
+def test_the_document_has_the_table_of_phases() -> None:
     text = (Path(__file__).parents[4] / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| ([A-Z]+) \|[^|]*\| ([A-Z, ]+|none) \|$", text, re.MULTILINE)
     table = {Phase[name]: {Phase[other] for other in re.findall("[A-Z]+", others)} for name, others in rows}
     assert table == TRANSITIONS
-    arrows = {(Phase[one], Phase[other]) for one, other in re.findall(r"^ +([A-Z]+) --> ([A-Z]+)$", text, re.MULTILINE)}
-    every = {(one, other) for one, others in TRANSITIONS.items() for other in others}
-    assert every - arrows == {(one, Phase.OVER) for one in Phase if one < Phase.CLOSED}
-    assert arrows <= every
