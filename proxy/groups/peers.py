@@ -239,7 +239,11 @@ class Peers:
 
 
 def _news(before: Mapping[str, MemberBeat], after: Mapping[str, MemberBeat]) -> News:
-    """Return how much of what decides has changed between two beats of one sidecar."""
+    """Return what has changed among one sidecar's members from one beat to the next.
+
+    MEMBERS if members came, went, stalled or recovered; LINKS if only links or refusals changed; NOTHING if nothing
+    did that decides who has which shard.
+    """
     if before == after:
         return News.NOTHING
     if {(each.id, each.is_fit) for each in before.values()} != {(each.id, each.is_fit) for each in after.values()}:

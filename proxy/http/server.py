@@ -313,7 +313,7 @@ class _Protocol(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count the connection out, and give back what its unread answers held."""
-        self._leave()
+        self._count_out()
         super().connection_lost(exc)
 
     def has_asked(self) -> None:
@@ -324,13 +324,17 @@ class _Protocol(web.RequestHandler):
             self._server.silent.pop(self, None)
 
     def evict(self) -> None:
-        """Close it at once; it counts no more from now on."""
+        """Close this connection at once, and count it out, to make room for a new one."""
         to = self._to
-        self._leave()
+        self._count_out()
         if to is not None:
             to.abort()
 
-    def _leave(self) -> None:
+    def _count_out(self) -> None:
+        """Stop counting this connection among the open ones; does nothing the second time.
+
+        It also ends the wait for the first request, and gives back the bytes that unread answers held of the limits.
+        """
         if self._to is not None:
             self._to = None
             self._server.open -= 1

@@ -44,7 +44,9 @@ class FileStore:
     ) -> None:
         """Make the folders and try to write there. Raises ConfigError if that fails.
 
-        A file is whole after `most_seconds`, after `most_bytes` compressed, or at the end of its hour.
+        A file is whole after `most_seconds` (the setting journal_file_seconds), after `most_bytes` compressed
+        (journal_file_bytes), or at the end of its hour; `most_in_all` is journal_max_bytes. `proxy` is the id of this
+        process, and begins the name of each file.
         """
         self._folder, self._proxy = folder, proxy
         self._most_seconds, self._most_bytes, self._most_in_all = most_seconds, most_bytes, most_in_all
@@ -123,7 +125,7 @@ class FileStore:
     def hurry(self) -> None:
         """Do nothing: this store waits for nothing but the disk."""
 
-    def look(self) -> bool:
+    def finish_if_due(self) -> bool:
         """Finish the file if its time, its hour or its size is over; return whether it did."""
         if self._file is None:
             return False

@@ -23,8 +23,8 @@ class Store(Protocol):
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
         """Keep `records` lines of one hour; `first` is the first one's sequence number, `at` a time in that hour."""
 
-    def look(self) -> bool:
-        """Do what is due by now, and return whether all that was written is safe; called about once a second."""
+    def finish_if_due(self) -> bool:
+        """Finish what is due by now, and return whether all that was written is safe; called about once a second."""
 
     def hurry(self) -> None:
         """Wait no longer than needed from now on, since the process ends; called by the event loop's thread."""

@@ -68,7 +68,7 @@ class StreamStore:
             with contextlib.suppress(RuntimeError):  # which it raises where it is over already
                 self._limit.reschedule(min(self._limit.when() or 0.0, self._loop.time() + _LAST_TRY))
 
-    def look(self) -> bool:
+    def finish_if_due(self) -> bool:
         """Return whether the last message was confirmed; nothing is ever unfinished here."""
         return self._confirmed
 

@@ -68,7 +68,7 @@ class Writer:
             try:
                 filled = self._filled.get(timeout=TURN)
             except Empty:
-                self._try(self._store.look)
+                self._try(self._store.finish_if_due)
                 continue
             if filled is None:
                 break
@@ -80,7 +80,7 @@ class Writer:
                 self.lost += dropped
                 filled.records[:] = [None] * len(filled.records)
             self._journal.spare.append(filled.records)
-            self._try(self._store.look)
+            self._try(self._store.finish_if_due)
         self._try(self._store.close)
 
     def finish(self) -> None:

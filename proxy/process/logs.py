@@ -35,6 +35,7 @@ class TextFormatter(logging.Formatter):
     """Writes time, level, logger and message in a line, and a traceback in further lines that begin with spaces."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line, and behind it, if the record has an exception, the lines of its traceback."""
         head = f"{_time(record)} {record.levelname} {record.name}: {escaped(record.getMessage())}"
         trace = _trace(self, record)
         # Not splitlines(): what else it takes for the end of a line is escaped.
@@ -42,9 +43,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes one JSON object a line, all in ASCII: time, level, logger, message, and exception where there is one."""
+    """Writes one JSON object a line, all in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return a JSON object with the keys time, level, logger, message, and exception if the record has one."""
         fields = {
             "time": _time(record),
             "level": record.levelname,

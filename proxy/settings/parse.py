@@ -110,7 +110,10 @@ def _is_host(host: str) -> bool:
 
 
 def parse_url(value: Any) -> URL:
-    """Return a server's URL, which may have credentials and a path, and nothing more. Raises ConfigError."""
+    """Return a server's URL, which may have credentials and a path, and nothing more. Raises ConfigError.
+
+    Its scheme may be any: `Settings` checks that.
+    """
     # The value may hold a password, so it is not repeated.
     try:
         url = URL(str(value))

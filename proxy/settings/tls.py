@@ -86,10 +86,14 @@ def _client_context(ca: Path | None, own: Own | None) -> Made:
 
 
 def _show(context: ssl.SSLContext, own: Own) -> float | None:
-    """Load a certificate and its key, as they are in the files now; return when the certificate ends."""
+    """Have a context show a certificate, loaded with its key from the files; return when the certificate ends.
+
+    The end is in seconds since 1970; None if it cannot be read. Raises ConfigError, which names the setting of the file
+    at fault.
+    """
     for_certificate, for_key = own.settings
     # A fault of the certificate shows here; any fault below is the key's then.
-    _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), for_certificate, own.certificate)
+    _check_certificate(for_certificate, own.certificate)
     secret_content(for_key, own.key)
     try:
         # The empty password: a key that wants one is refused here, and not asked for on a terminal.
@@ -105,8 +109,16 @@ def _show(context: ssl.SSLContext, own: Own) -> float | None:
     return end_of(content(for_certificate, own.certificate))
 
 
+def _check_certificate(setting: str, certificate: Path) -> None:
+    """Raise ConfigError, which names `setting`, if the file has no certificate that can be read."""
+    _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), setting, certificate)
+
+
 def _trust(context: ssl.SSLContext, setting: str, ca: Path) -> None:
-    """Trust the certificates in a file, and no others that the context does not trust yet."""
+    """Add the certificates of the file `ca` to those that `context` trusts.
+
+    Raises ConfigError, which names `setting`, if the file has no certificate that can be read.
+    """
     if _MARK not in content(setting, ca):
         raise ConfigError(f"{setting}: {str(ca)!r} has no certificate (PEM)")
     try:

@@ -115,7 +115,7 @@ def _exchange(item: Mapping[str, Any], position: int, mistakes: _Mistakes) -> Sh
         if item.get(key) is not None
     }
     own = _own(item.get("shard", []), place, mistakes)
-    for why in _contradictions(values, item, own):
+    for why in _mistakes_of_one_exchange(values, item, own):
         mistakes.add(place, *why)
     if len(mistakes.lines) > before:
         return None
@@ -164,30 +164,34 @@ def _known_shards(exchange: Sharded) -> tuple[Shard, ...]:
     return (*shards, *(exchange.shard(number) for number in exchange.own if number not in numbers))
 
 
-def _contradictions(
-    values: Mapping[str, Any], item: Mapping[str, Any], own: Mapping[int, OwnTerms]
+def _mistakes_of_one_exchange(
+    checked: Mapping[str, Any], written: Mapping[str, Any], own: Mapping[int, OwnTerms]
 ) -> Iterable[tuple[str, str]]:
-    """Yield the keys of one exchange that contradict each other, each with the reason."""
-    if "name" not in item:
+    """Yield (key, why) for the keys of one exchange that are missing, contradict each other or have no effect.
+
+    `written` is the exchange's table as it is in the file; `checked` has the values of its known keys that are right
+    on their own; `own` has what each `[[exchange.shard]]` of it says, by number.
+    """
+    if "name" not in written:
         yield "name", "missing"
-    if "hash_header" in item and "hash_property" in item:
+    if "hash_header" in written and "hash_property" in written:
         yield "hash_property", "hash_header is given too; an exchange hashes one of them"
-    yield from _miscounted(values, item, own)
-    if values.get("type") == MODULUS_HASH:
-        yield from _without_effect(item)
+    yield from _miscounted(checked, written, own)
+    if checked.get("type") == MODULUS_HASH:
+        yield from _without_effect(written)
 
 
 def _miscounted(
-    values: Mapping[str, Any], item: Mapping[str, Any], own: Mapping[int, OwnTerms]
+    checked: Mapping[str, Any], written: Mapping[str, Any], own: Mapping[int, OwnTerms]
 ) -> Iterable[tuple[str, str]]:
-    """Yield the contradictions in how many shards an exchange has, and which."""
-    if "shards" in item and "shards_per_node" in item:
+    """Yield (key, why) for what one exchange says wrongly of how many shards it has, and which."""
+    if "shards" in written and "shards_per_node" in written:
         yield "shards", "shards_per_node is given too; an exchange has one of them"
-    elif "shards" not in item and "shards_per_node" not in item:
+    elif "shards" not in written and "shards_per_node" not in written:
         yield "shards", "missing"
-    if values.get("shards") is None:
+    if checked.get("shards") is None:
         return
-    wanted, retiring = set(values["shards"]), set(values.get("retiring") or ())
+    wanted, retiring = set(checked["shards"]), set(checked.get("retiring") or ())
     for number in own.keys() - wanted - retiring:
         yield f"shard {number}", "its number is neither in shards nor in retiring"
     if wanted <= retiring:
@@ -195,7 +199,7 @@ def _miscounted(
 
 
 def _without_effect(item: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield what x-modulus-hash would ignore."""
+    """Yield (key, why) for the keys of an exchange of type x-modulus-hash that it would ignore."""
     for key in ("hash_header", "hash_property"):
         if key in item:
             yield key, f"{MODULUS_HASH} hashes the routing key only"

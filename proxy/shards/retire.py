@@ -99,7 +99,8 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
     fleet = await reachable(broker.api, what.sidecars, what.vhost, what.exchange)
     if not fleet and not what.no_sidecars:
         raise FleetError("no sidecar is connected to the cluster: use --no-sidecars if there is none that may publish")
-    say(f"{len(fleet)} sidecars have to follow{': ' if fleet else ''}{', '.join(fleet)}")
+    have_to = "1 sidecar has to" if len(fleet) == 1 else f"{len(fleet)} sidecars have to"
+    say(f"{have_to} follow{': ' if fleet else ''}{', '.join(fleet)}")
     if parts.bindings:
         before = state.weights(what.exchange)
         after = {d: w for d, w in before.items() if d != Destination("queue", what.queue)}
@@ -222,7 +223,10 @@ async def _left(course: _Course) -> str:
 
 
 def _counts(answer: object) -> tuple[int, int]:
-    """Return how many messages of a queue are ready, and how many are delivered and not acked."""
+    """Return how many messages of a queue are ready, and how many are delivered and not acked.
+
+    `answer` is the management API's page about the queue. Raises TopologyError if it has no such numbers.
+    """
     counts = (
         [answer.get(name) for name in ("messages_ready", "messages_unacknowledged")] if isinstance(answer, dict) else []
     )

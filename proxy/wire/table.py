@@ -120,16 +120,16 @@ def hashed_bytes(data: bytes, field: Field) -> bytes | None:
 
 def _canonical(data: bytes, field: Field) -> bytes | None:
     """Return what is hashed of a header that is neither text nor an integer."""
-    kind, value, stop = field.kind, field.value, field.stop
-    is_array = kind == _ARRAY and stop > value + 4
+    kind, start, stop = field.kind, field.value, field.stop
+    is_array = kind == _ARRAY and stop > start + 4
     if is_array:
         # An array is hashed by its first element, so the others need not be read.
-        kind = data[value + 4]
-        value, stop = _element(data, value + 4, stop)
-    if kind in b"AF" and stop - value - 4 > HASHED_SIZE:
+        kind = data[start + 4]
+        start, stop = _element(data, start + 4, stop)
+    if kind in b"AF" and stop - start - 4 > HASHED_SIZE:
         return None
     try:
-        found = _decoded(data, kind, value, stop, 1)
+        found = _decoded(data, kind, start, stop, 1)
     except _TooDeepError:
         return None
     return canonical([found] if is_array else found)
@@ -147,31 +147,34 @@ class _TooDeepError(Exception):
     """A table or array has more than HASHED_DEPTH levels."""
 
 
-def _decoded(data: bytes, kind: int, value: int, stop: int, depth: int) -> object:
-    """Return a value of any type as Python has it, with texts as bytes. Raises Fault 502, and _TooDeepError."""
+def _decoded(data: bytes, kind: int, start: int, stop: int, depth: int) -> object:
+    """Return a header's value in Python's form, with texts as bytes, so that it can be hashed as RabbitMQ does.
+
+    `kind` is the letter of its type, `start` and `stop` are its offsets in `data`, and `depth` is its level, from 1. The
+    first of two fields of a name counts. Raises Fault 502, and _TooDeepError.
+    """
     if depth > HASHED_DEPTH and kind in b"AF":
         raise _TooDeepError
     if kind in b"Sx":
-        return data[value + 4 : stop]
+        return data[start + 4 : stop]
     form = _FORMATS.get(kind)
     if form is not None:
-        number: object = unpack_from(form, data, value)[0]
+        number: object = unpack_from(form, data, start)[0]
         return number
     if kind == _DECIMAL:
-        places, digits = unpack_from(">Bi", data, value)
+        places, digits = unpack_from(">Bi", data, start)
         return Decimal(f"{digits}E-{places}")
     if kind == _ARRAY:
         items: list[object] = []
-        at = value + 4
+        at = start + 4
         while at < stop:
-            start, after = _element(data, at, stop)
-            items.append(_decoded(data, data[at], start, after, depth + 1))
+            first, after = _element(data, at, stop)
+            items.append(_decoded(data, data[at], first, after, depth + 1))
             at = after
         return items
     if kind == _TABLE:
         found: dict[bytes, object] = {}
-        for each in fields(data, value + 4, stop):
-            # The first of two fields of a name counts, as in `find`.
+        for each in fields(data, start + 4, stop):
             if each.name not in found:
                 found[each.name] = _decoded(data, each.kind, each.value, each.stop, depth + 1)
         return found

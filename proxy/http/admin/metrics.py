@@ -83,7 +83,8 @@ class ProxyCollector(Collector):
         yield from self._collect_publishes()
         yield from self._collect_sessions()
         yield from self._collect_rings()
-        yield from self._collect_sync()
+        yield from self._collect_readings()
+        yield from self._collect_broker()
         yield from self._collect_journal()
         yield from self._collect_http()
         yield from self._collect_files()
@@ -227,7 +228,8 @@ class ProxyCollector(Collector):
             {name: reader.moved.get(name, 0.0) for name in reader.changes},
         )
 
-    def _collect_sync(self) -> Iterator[Metric]:
+    def _collect_readings(self) -> Iterator[Metric]:
+        """Yield how readings of exchanges through the management API ended, and whether that API answers."""
         yield _counter(
             "ringproxy_syncs",
             "Readings of exchanges from the management API, by result.",
@@ -248,6 +250,9 @@ class ProxyCollector(Collector):
             "1 if the management API answered when it was last asked for its cluster.",
             not self._reader.identity.unreachable,
         )
+
+    def _collect_broker(self) -> Iterator[Metric]:
+        """Yield the state of the broker connections over which HTTP publishes go, by virtual host."""
         yield _gauge(
             "ringproxy_broker_connected",
             "1 if the connection for HTTP publishes is up.",

@@ -124,7 +124,7 @@ class Lines(_Text):
         first, *lines = text.split("\n")
         self._keep(first)
         if lines:
-            yield from self._first()
+            yield from self._kept_line()
             self._keep(lines.pop())
             for line in lines:
                 if len(line) > self._most_item:
@@ -136,10 +136,13 @@ class Lines(_Text):
 
     def end(self) -> Iterator[Item]:
         """Yield the item of the last line, which needs no line end."""
-        return self._first()
+        return self._kept_line()
 
-    def _first(self) -> Iterator[Item]:
-        """Yield the item of the line that was kept, if it is not blank."""
+    def _kept_line(self) -> Iterator[Item]:
+        """Yield the item of the line whose beginning earlier text brought, unless it is blank, and drop its text.
+
+        Raises BodyError if the line is too long or is no object.
+        """
         self._check()
         line = self._kept()
         self._drop()

@@ -56,8 +56,8 @@ def test_each_hour_and_each_size_has_its_file(tmp_path: Path) -> None:
     made.write(b"b\n", 1, 2, 24 * HOUR)
     big = random.Random(1).randbytes(100_000)  # so that it does not stay in the compressor
     made.write(big, 1, 3, 24 * HOUR)
-    assert made.look()
-    assert not made.look()
+    assert made.finish_if_due()
+    assert not made.finish_if_due()
     made.write(b"c\n", 1, 4, 24 * HOUR)
     made.close()
     assert shown(tmp_path) == {
@@ -74,16 +74,16 @@ def test_a_file_is_closed_when_its_time_is_over(tmp_path: Path, monkeypatch: pyt
     made = store(tmp_path, seconds=60)
     made.write(b"a\n", 1, 1, time.time())
     now += 59
-    assert not made.look()
+    assert not made.finish_if_due()
     now += 1
-    assert made.look()
+    assert made.finish_if_due()
     assert len(shown(tmp_path)) == 1
 
 
 def test_a_file_is_closed_when_its_hour_is_over(tmp_path: Path) -> None:
     made = store(tmp_path, seconds=1e9)
     made.write(b"a\n", 1, 1, time.time() - HOUR)
-    assert made.look()
+    assert made.finish_if_due()
     assert len(shown(tmp_path)) == 1
 
 
@@ -161,7 +161,7 @@ def test_a_full_folder_takes_no_more_records_until_there_is_room(
         made.write(BIG, 1, 3, HOUR)
     # The file that was being written is whole, and nothing of it is lost.
     assert shown(tmp_path) == {f"dt=1970-01-01/hour=01/{PROXY}-000000000001.jsonl.gz": BIG + BIG}
-    assert (made.give_up(), made.look(), made.close(), hidden(tmp_path)) == (0, False, False, [])
+    assert (made.give_up(), made.finish_if_due(), made.close(), hidden(tmp_path)) == (0, False, False, [])
     with pytest.raises(FullError):
         made.ring("00000000000000fe", b"{}")
     next((tmp_path / "records").rglob("*.gz")).unlink()

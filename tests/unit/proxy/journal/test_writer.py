@@ -48,7 +48,7 @@ class Kept:
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
         self.lines += lines
 
-    def look(self) -> bool:
+    def finish_if_due(self) -> bool:
         return True
 
     def hurry(self) -> None: ...
