@@ -12,7 +12,7 @@ from typing import NamedTuple
 from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, parse_number
-from proxy.shards import report
+from proxy.shards import plan_text
 from proxy.shards.apply import StoppedError, apply
 from proxy.shards.broker import LockedError, LockLostError, locked, reached
 from proxy.shards.document import DocumentError, load
@@ -106,9 +106,9 @@ async def _plan(settings: Settings, options: argparse.Namespace) -> int:
     plan = await _read(settings, options.file)
     journalled = {} if options.journal is None else moved_of_plan(options.journal, plan)
     if options.json:
-        print(json.dumps(report.as_json(plan, journalled), indent=2))
+        print(json.dumps(plan_text.as_json(plan, journalled), indent=2))
     else:
-        for line in report.as_text(plan, journalled):
+        for line in plan_text.as_text(plan, journalled):
             _say(line)
     if plan.refusals:
         return FAILED
@@ -117,9 +117,9 @@ async def _plan(settings: Settings, options: argparse.Namespace) -> int:
 
 async def _check(settings: Settings, options: argparse.Namespace) -> int:
     plan = await _read(settings, options.file)
-    for line in report.drift(plan):
+    for line in plan_text.drift(plan):
         _say(line)
-    _say(report.summary(plan))
+    _say(plan_text.summary(plan))
     return CHANGES if plan.steps or plan.refusals else 0
 
 

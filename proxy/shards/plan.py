@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def steps(self) -> tuple[tuple[str, Step], ...]:
-        """All steps, each with its virtual host, in the order in which they are taken.
+        """All steps, each with its virtual host, in the order in which `apply` takes them.
 
         Steps that every exchange of the file needs come before any exchange is bound. An exchange that another one
         names is bound before that one: a message must not be dead-lettered to an exchange that leads nowhere yet.

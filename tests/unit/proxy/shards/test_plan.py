@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.settings.rights import pattern
-from proxy.shards import report
+from proxy.shards import plan_text
 from proxy.shards.document import DocumentError, parse
 from proxy.shards.journal import Moved
 from proxy.shards.plan import Plan, make_plan, moves_keys
@@ -33,7 +33,7 @@ def plan(state: State, *exchanges: dict[str, Any]) -> Plan:
 
 
 def text_of(found: Plan) -> str:
-    return "\n".join(report.as_text(found))
+    return "\n".join(plan_text.as_text(found))
 
 
 def orders(**fields: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_a_plan_says_how_many_messages_a_day_move_and_if_a_journal_was_too_long(
     found = plan(made(orders(shards=4)), orders(shards=5))
 
     def told(moved: Moved) -> str:
-        (line,) = [line for line in report.as_text(found, {("/", "orders"): moved}) if "journal:" in line]
+        (line,) = [line for line in plan_text.as_text(found, {("/", "orders"): moved}) if "journal:" in line]
         return line
 
     assert told(Moved(100, 25, 2.0)) == "  journal: about 300 messages a day move, 25.0% of 100 messages in 2.0 h"
@@ -148,7 +148,7 @@ def test_a_plan_with_a_refusal_says_that_nothing_would_be_done() -> None:
 
 
 def test_a_plan_as_json() -> None:
-    found = json.loads(json.dumps(report.as_json(plan(made(orders(shards=1)), orders(shards=2)))))
+    found = json.loads(json.dumps(plan_text.as_json(plan(made(orders(shards=1)), orders(shards=2)))))
 
     assert (found["v"], found["steps"]) == (1, 4)
     (exchange,) = found["exchanges"]
@@ -237,7 +237,7 @@ def test_rights_before_the_file_is_applied_are_enough_for_the_shards_as_they_are
     before, _, after_it = text.partition("  set these once it is applied and sidecars have noticed:\n")
     assert f"  set these before you apply the file:\n    {found.rights[0]}\n" in before
     assert f"    {found.rights_applied[0]}\n" in after_it
-    assert report.as_json(found)["rights_applied"] == list(found.rights_applied)
+    assert plan_text.as_json(found)["rights_applied"] == list(found.rights_applied)
 
 
 def test_a_lane_that_is_replaced_is_written_to_until_the_file_is_applied() -> None:
