@@ -1,10 +1,6 @@
 """The outcomes that a publish can have: one vocabulary for HTTP answers, metrics and the journal."""
 
 from enum import StrEnum
-from typing import Final
-
-MOST_REPUBLISHES: Final = 10
-"""How often a message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
 
 
 class Outcome(StrEnum):

@@ -15,7 +15,7 @@ from proxy.settings.tls import BrokerTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
 from proxy.topology.lanes import read_behind
 from proxy.topology.management import Management, ManagementError
-from proxy.topology.reading import read
+from proxy.topology.reading import read_exchange_and_bindings
 
 MANAGEMENT = {
     "management_url": "URL of the management API, with the user that reads bindings",
@@ -52,7 +52,7 @@ async def read_ring_of(api: Management, vhost: str, exchange: str) -> RingSpec:
     Raises PipelineError where there is no such exchange or it makes no ring; ManagementError and TopologyError where
     the API gives no usable answer.
     """
-    reading = await read(api, (vhost, exchange))
+    reading = await read_exchange_and_bindings(api, (vhost, exchange))
     if reading.exchange is None:
         raise PipelineError(f"exchange {exchange!r} does not exist in virtual host {vhost!r}")
     if reading.exchange.type not in RING_TYPES:

@@ -90,7 +90,9 @@ class Groups:
         return exchange if is_group else ""
 
     async def shards(self, name: Name) -> list[str] | None:
-        """Return the queues of the group of this name; None if it is no group of a hash exchange.
+        """Return the queues of the group of this name, for a client that wants to consume it.
+
+        None if the name is no group of a hash exchange.
 
         Raises Absent or NotReadable where the management API does not tell, and has not told before. NotReadable is
         also raised for a group that a hash exchange with other groups does not have.
@@ -185,7 +187,7 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             return None
-        await group.readings.refresh(self._lookup_timeout / 2)
+        await group.readings.read_for_report(self._lookup_timeout / 2)
         return report(group)
 
     async def keys_of(self, name: Name) -> dict[str, Any] | None:

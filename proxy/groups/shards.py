@@ -395,7 +395,7 @@ class Readings:
         self.missing: frozenset[str] = frozenset()
         """The queues of the group that get no copies, as their fan does not lead to them."""
         self._looking = asyncio.Lock()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._reading_for_report: asyncio.Task[None] | None = None
         """The last reading that a report has asked for; None before the first."""
         self._told: tuple[str, ...] = ()
         """The reasons of the last log lines."""
@@ -436,19 +436,19 @@ class Readings:
             if time.monotonic() - self.exactness.read_at >= age:
                 await self._read(self._state.present)
 
-    async def refresh(self, within: float) -> None:
+    async def read_for_report(self, within: float) -> None:
         """Have all shards read, unless that was done of late; return after `within` seconds in any case.
 
         The reading goes on then, so that however long it takes, the next caller has its figures.
         """
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self.look(between(len(self._state.shards), FRESH)))
-        await asyncio.wait({self._refreshing}, timeout=within)
+        if self._reading_for_report is None or self._reading_for_report.done():
+            self._reading_for_report = asyncio.create_task(self.look(between(len(self._state.shards), FRESH)))
+        await asyncio.wait({self._reading_for_report}, timeout=within)
 
     def end(self) -> None:
         """End the reading that a report has asked for."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        if self._reading_for_report is not None:
+            self._reading_for_report.cancel()
 
     def tell(self) -> None:
         """Log why the group is not exact, if that has changed."""

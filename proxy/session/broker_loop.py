@@ -47,7 +47,7 @@ from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.handshake import MOST_FRAME_MAX
 from proxy.session.publishing import placement, returns
-from proxy.session.publishing.returned import Read
+from proxy.session.publishing.parking import Read
 from proxy.session.reads import run
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, MULTIPLE, OVERHEAD, Fault, u32, u64
@@ -66,7 +66,7 @@ class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client
 def from_broker(c: Connection, data: bytes) -> None:
     """Take bytes from the broker; append to `to_client.out` and, for messages that came back, to `to_broker.out`.
 
-    A message that came back is parked if an exchange must be read before it can be placed; `read_again` goes on with
+    A message that came back is parked if an exchange must be read before it can be placed; `after_reading` goes on with
     it. Raises BrokerFault if the bytes are not AMQP 0-9-1. If the session's turn has ended amidst the data,
     `to_client.more` is set, and `from_broker(c, b"")` goes on.
     """
@@ -79,7 +79,7 @@ def from_broker(c: Connection, data: bytes) -> None:
         raise BrokerFault(f"a frame that cannot be read: {error}") from None
 
 
-def read_again(c: Connection, exchange: bytes, what: Read, asked: float, *, in_time: bool = True) -> None:
+def after_reading(c: Connection, exchange: bytes, what: Read, asked: float, *, in_time: bool = True) -> None:
     """Go on with the parked messages of an exchange, now that something for them was read, or could not be.
 
     The reading was asked for at `asked`, monotonic. Where it was not `in_time`, none of them waits for another reading:

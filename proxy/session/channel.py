@@ -108,7 +108,7 @@ class Channel:
         A publish of its own to an exchange behind a ring, such as a lane, counts as more.
         """
         self.reopening = 0
-        """How many channel.open-ok are due for this proxy's own channel.open (`publishing/reopening.py`)."""
+        """How many channel.open-ok are due for this proxy's own channel.open (`publishing/channel_reopening.py`)."""
         self.routed = False
         """Whether a publish of the channel went to a ring's destination, and may come back with stamps."""
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE

@@ -7,7 +7,7 @@ from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Missing, NoQueue, Refused, Stale
-from proxy.session.publishing.reopening import may_reopen, reopen, reopened, rest_of_content
+from proxy.session.publishing.channel_reopening import may_reopen, reopen, reopened, rest_of_content
 from proxy.session.reads import frames
 from proxy.session.state import EXPECT_METHOD, ChannelState, Phase
 from proxy.settings.hints import TO_CONSUME_FROM_A_RING, TO_PUBLISH_TO_A_RING
@@ -329,18 +329,22 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     return _with_hint(c, channel, code, text, TO_PUBLISH_TO_A_RING + wanted, blamed)
 
 
-def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: bytes, blamed: bytes) -> bytes:
-    """Return the broker's channel.close with a hint behind its reply text; `blamed` is the method that it blames."""
+def _with_hint(c: Connection, channel: Channel, code: int, text: bytes, hint: bytes, blamed_method: bytes) -> bytes:
+    """Return the broker's channel.close with a hint behind its reply text, and note that as the event Refused.
+
+    `blamed_method` is the class and method that the broker blames, as bytes.
+    """
     text = reply_text(reply_text(text, _LONGEST_TEXT - len(hint)) + hint)
     c.events.append(Refused(code, text.decode(errors="replace")))
-    return method_frame(channel.id, CHANNEL_CLOSE, U16.pack(code) + shorted(text) + blamed)
+    return method_frame(channel.id, CHANNEL_CLOSE, U16.pack(code) + shorted(text) + blamed_method)
 
 
-def _no_queue(c: Connection, channel: Channel, text: bytes, blamed: bytes) -> bytes | None:
+def _no_queue(c: Connection, channel: Channel, text: bytes, blamed_method: bytes) -> bytes | None:
     """Take it that a client consumes from a queue that does not exist: it may have meant an exchange.
 
-    Returns the broker's channel.close with a hint, if the name is known to be a hash exchange; None for the frame as it
-    is.
+    `text` is the broker's reason, `blamed_method` the class and method that it blames, as bytes. Returns the broker's
+    channel.close with a hint, if the name is known to be a hash exchange; None for the frame as it is. A name that is
+    not known as an exchange is noted with the event NoQueue, so that it is looked up.
     """
     _, quoted, found = text.partition(b"no queue '")
     end = found.rfind(b"' in vhost '")
@@ -351,7 +355,7 @@ def _no_queue(c: Connection, channel: Channel, text: bytes, blamed: bytes) -> by
     if entry is None:
         c.events.append(NoQueue(name))
     elif entry.exchange_type in RING_TYPES:
-        return _with_hint(c, channel, NOT_FOUND, text, TO_CONSUME_FROM_A_RING, blamed)
+        return _with_hint(c, channel, NOT_FOUND, text, TO_CONSUME_FROM_A_RING, blamed_method)
     return None
 
 

@@ -68,7 +68,7 @@ class Shared:
     broker_frames: int = 0
     refusals: Counter[int] = field(default_factory=Counter)
     """How often this proxy has closed a connection or a channel, by reply code."""
-    refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
+    under_way: set[tuple[Name, Destination | None]] = field(default_factory=set)
     without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
     """By virtual host and user: the monotonic time before which no session opens a channel to publish on again.
 
@@ -116,24 +116,24 @@ class Shared:
         self._meant[name] = now
         self.readings.scheduler.want(name)
 
-    def refresh(self, name: Name, gone: Destination | None) -> None:
+    def have_read_again(self, name: Name, gone: Destination | None) -> None:
         """Have a ring read again that a return has shown to be stale; many returns at once ask once."""
-        if (name, gone) in self.refreshing:
+        if (name, gone) in self.under_way:
             return
-        self.refreshing.add((name, gone))
-        task = asyncio.create_task(self.readings.scheduler.refresh(name, _RETURNED, {gone} if gone else ()))
+        self.under_way.add((name, gone))
+        task = asyncio.create_task(self.readings.scheduler.read_again(name, _RETURNED, {gone} if gone else ()))
         self.tasks.add(task)
 
         def done(task: "asyncio.Task[None]") -> None:
             self.tasks.discard(task)
-            self.refreshing.discard((name, gone))
+            self.under_way.discard((name, gone))
 
         task.add_done_callback(done)
 
     async def reread(self, c: Connection, wanted: Stale | Unread) -> bool:
         """Read what a message that came back waits for; return whether that ended within `lookup_timeout`."""
         if isinstance(wanted, Stale):
-            return await self.readings.refresh((wanted.name,), _RETURNED, wanted.destination)
+            return await self.readings.read_again((wanted.name,), _RETURNED, wanted.destination)
         try:
             async with asyncio.timeout(self.readings.lookup_timeout):
                 since = time.monotonic()
@@ -170,7 +170,7 @@ class Shared:
                 backlog.forced = c.table.absent(exchange)
             else:
                 missing = unread.name[1]
-                await self.readings.refresh_ways(c.table.ways_to(missing, exchange), missing, asked)
+                await self.readings.read_ways_again(c.table.ways_to(missing, exchange), missing, asked)
         except NotReadable as error:
             return str(error)
         else:

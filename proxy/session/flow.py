@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from proxy.session.connection import Connection
-from proxy.session.publishing.returned import MOST_PARKED
+from proxy.session.publishing.parking import MOST_PARKED
 from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import Phase
 from proxy.wire.frames import HEARTBEAT_FRAME

@@ -161,7 +161,7 @@ class Waiter:
             asked = time.monotonic()
             in_time = await self._shared.reread(c, wanted)
             c.now = time.monotonic()
-            broker_loop.read_again(c, exchange, wanted, asked, in_time=in_time)
+            broker_loop.after_reading(c, exchange, wanted, asked, in_time=in_time)
             self._hand_on()
             # These answers may have been all that a channel, or the client, waited for.
             if c.waiting.channels or c.waiting.stalled:

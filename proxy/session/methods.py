@@ -11,7 +11,7 @@ from typing import Final
 from proxy.session import channel_zero, closing
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.publishing import reopening, requests, returns
+from proxy.session.publishing import channel_reopening, requests, returns
 from proxy.wire import frames
 
 Handler = Callable[[Connection, Channel, int, bytes, int, int], bytes | None]
@@ -39,7 +39,7 @@ FROM_CLIENT: Final[dict[int, Handler]] = {
 
 FROM_BROKER: Final[dict[int, Handler]] = {
     # basic.ack and basic.nack are the broker's loop's own: `broker_loop`.
-    frames.CHANNEL_OPEN_OK: reopening.broker_opened,
+    frames.CHANNEL_OPEN_OK: channel_reopening.broker_opened,
     frames.CHANNEL_CLOSE: closing.broker_closes,
     frames.CHANNEL_CLOSE_OK: closing.broker_agrees,
     frames.EXCHANGE_DECLARE_OK: requests.answered,

@@ -117,7 +117,11 @@ class Session:
         return self.connection.to_client if peer is self.broker else self.connection.to_broker
 
     def at_end(self, peer: PeerSocket) -> None:
-        """Note that a peer sends no more; the opposite peer gets all that it has sent, then the end of the stream."""
+        """Note that a peer sends no more; the opposite peer gets all that it has sent, then the end of the stream.
+
+        Before the handshake the end of a client just ends the session. While frames of the client wait, the end of its
+        stream waits too, for GONE_WITHIN at most. May be called again.
+        """
         c = self.connection
         while self._way_of(peer).more and c.running:
             self.received(peer, b"")
@@ -320,7 +324,7 @@ class Session:
                     self._deadlines.watch_close(event.channel)
                 log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
             else:
-                self._shared.refresh(event.name, event.destination)
+                self._shared.have_read_again(event.name, event.destination)
 
     def _task_ended(self, task: "asyncio.Task[None]", of_channel: bool) -> None:
         """Go on after a task's end, unless it was cancelled; an unexpected error of the task ends the session."""

@@ -18,7 +18,7 @@ from proxy.topology.lanes import NOTHING_READ, Lanes, gone_behind
 from proxy.topology.lookups import Absent
 from proxy.topology.management import Management, ManagementError, NotAskableError
 from proxy.topology.overlay_store import OverlayStore
-from proxy.topology.reading import Reading, RecentListings, VhostNotListedError, read
+from proxy.topology.reading import Reading, RecentListings, VhostNotListedError, read_exchange_and_bindings
 from proxy.topology.removals import WeightsInForce
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import NEVER, Change, Entry, Name, Router, Unread
@@ -240,7 +240,7 @@ class Reader:
             # Without the cluster's name, the first messages could go to another cluster than the one that is read.
             await self.identity.ask()
         pause = 0.0 if name in self._router.entries else min(self._settle_time, LONGEST_DOUBT)
-        reading = await read(
+        reading = await read_exchange_and_bindings(
             self._api,
             name,
             pause,

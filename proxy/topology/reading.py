@@ -39,14 +39,14 @@ Listed = Callable[[str, frozenset[str] | None], None]
 """A function that takes a virtual host and the names of all its exchanges, None if the virtual host is not listed."""
 
 
-async def read(
+async def read_exchange_and_bindings(
     api: Management,
     name: Name,
     pause: float = 0.0,
     listed: Listed | None = None,
     types: Collection[str] = RING_TYPES,
 ) -> Reading:
-    """Read an exchange, and its bindings if it is of one of `types`.
+    """Return the reading of one exchange, with its bindings if it is of one of `types`; ABSENT if it does not exist.
 
     RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node without
     quorum answers from its local copy (observed). An empty answer therefore counts only if the virtual host is listed

@@ -43,15 +43,15 @@ class Readings:
         """
         return await self.identity.confirmed(cluster or "", told_at, self.left(since))
 
-    async def refresh_ways(self, ways: Iterable[Name], missing: str, since: float) -> None:
+    async def read_ways_again(self, ways: Iterable[Name], missing: str, since: float) -> None:
         """Read the exchanges again by whose rings a publish would go to an exchange that has proved to be gone."""
         gone = {Destination("exchange", missing)}
         with suppress(TimeoutError):
             async with asyncio.timeout(self.left(since)):
                 for name in ways:
-                    await self.scheduler.refresh(name, "an exchange behind it is gone", gone)
+                    await self.scheduler.read_again(name, "an exchange behind it is gone", gone)
 
-    async def refresh(self, names: Iterable[Name], why: str, gone: Destination | None) -> bool:
+    async def read_again(self, names: Iterable[Name], why: str, gone: Destination | None) -> bool:
         """Read exchanges again from which a message came back; return whether the readings have ended in time.
 
         `gone` is the destination that the message has shown to be gone; None if that is not known.
@@ -59,7 +59,7 @@ class Readings:
         confirmed = {gone} if gone is not None else set[Destination]()
         try:
             async with asyncio.timeout(self.lookup_timeout):
-                await asyncio.gather(*(self.scheduler.refresh(name, why, confirmed) for name in names))
+                await asyncio.gather(*(self.scheduler.read_again(name, why, confirmed) for name in names))
         except TimeoutError:
             return False
         return True

@@ -32,10 +32,10 @@ from ring.destination import Destination
 
 log = logging.getLogger(__name__)
 
-MIN_REFRESH = 0.1
+BETWEEN_READINGS = 0.1
 """The least seconds between two readings of one exchange, whoever asks for them."""
 
-MIN_REFRESH_DECLARED = 0.02
+BETWEEN_READINGS_DECLARED = 0.02
 """The least seconds between two readings of an exchange with a declaration to read back, so that a program can bind and
 publish by turns."""
 
@@ -85,7 +85,7 @@ class _Tracked:
 class Scheduler:
     """Decides when the reader reads which exchange, for as long as the process lives.
 
-    One task runs `run`. Sessions and HTTP requests call `look_up`, `refresh`, `declared` and `want`.
+    One task runs `run`. Sessions and HTTP requests call `look_up`, `read_again`, `declared` and `want`.
     """
 
     def __init__(self, reader: Reader, router: Router, *, interval: float, named: Collection[Name] = ()) -> None:
@@ -109,8 +109,8 @@ class Scheduler:
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
         self._running: dict[Name, asyncio.Task[None]] = {}
         """The tasks of the readings under way that `run` started, by exchange."""
-        self._refreshes: set[asyncio.Task[None]] = set()
-        """The tasks under way that `refresh` and `found_missing` started."""
+        self._again_under_way: set[asyncio.Task[None]] = set()
+        """The tasks under way that `read_again` and `found_missing` started."""
         self._wanted: dict[Name, asyncio.Task[None]] = {}
         """The tasks that `want` started, by exchange."""
 
@@ -154,7 +154,7 @@ class Scheduler:
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
         finally:
-            for task in (*self._running.values(), *self._refreshes, *self._wanted.values()):
+            for task in (*self._running.values(), *self._again_under_way, *self._wanted.values()):
                 task.cancel()
             self._look_ups.close()
             self._reader.close()
@@ -241,7 +241,7 @@ class Scheduler:
                 if name not in self._router.entries:
                     raise absent(name)
                 return
-            distance = MIN_REFRESH_DECLARED if self._router.awaits_read_back(name) else MIN_REFRESH
+            distance = BETWEEN_READINGS_DECLARED if self._router.awaits_read_back(name) else BETWEEN_READINGS
             await asyncio.sleep(tracked.tried + distance - time.monotonic())
             started, known = time.monotonic(), name in self._router.entries
             tracked.wanted_by = math.inf
@@ -358,7 +358,7 @@ class Scheduler:
         tracked = self._tracked.get(name)
         changes = entry.mode is Mode.SHADOW and is_news(name, replace(entry, mode=Mode.ROUTE), declaration)
         if changes and tracked is not None and tracked.state.fault is None:
-            self._hasten(tracked, now + MIN_REFRESH)
+            self._hasten(tracked, now + BETWEEN_READINGS)
 
     def _hasten(self, tracked: _Tracked, due: float) -> None:
         """Have an exchange read in turn at this time at the latest."""
@@ -396,7 +396,7 @@ class Scheduler:
         if name not in self._named:
             self._router.forget_unknown(name)
 
-    async def refresh(self, name: Name, why: str, confirmed_removals: Collection[Destination] = ()) -> None:
+    async def read_again(self, name: Name, why: str, confirmed_removals: Collection[Destination] = ()) -> None:
         """Read an exchange again because something, such as a returned message, showed that it changed.
 
         The removal of the destinations in `confirmed_removals` need not settle. The call returns after a reading that
@@ -417,8 +417,8 @@ class Scheduler:
     def _in_background(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         """Return a task that does some work, and ends with `run` at the latest."""
         task = asyncio.create_task(work)
-        self._refreshes.add(task)
-        task.add_done_callback(self._refreshes.discard)
+        self._again_under_way.add(task)
+        task.add_done_callback(self._again_under_way.discard)
         return task
 
     async def _again(self, name: Name, why: str = IN_TURN) -> None:

@@ -215,7 +215,7 @@ def batches(rng: Random, say: Say) -> None:
 async def _batch(rng: Random, say: Say) -> None:
     case = Case(lambda index: rng.choice(_VERDICTS), most=rng.choice((1, 2, 4, 1000)))
     case.dispatch.now = rng.choice((None, placement(1)))
-    case.dispatch.refreshed.clear()
+    case.dispatch.read_anew.clear()
     for index in range(rng.randrange(1, 10)):
         fare = rng.random()
         if fare < 0.1:
@@ -232,7 +232,7 @@ async def _batch(rng: Random, say: Say) -> None:
         waits.close()
     say((case.batch.is_confirmed, case.batch.results(), str(case.batch.unsent()), case.dispatch.indices))
     attempt(say, case.batch.summary if case.batch.is_confirmed else lambda: vars(case.batch.problem()))
-    say((case.dispatch.rerouted, len(case.dispatch.refreshed)))
+    say((case.dispatch.rerouted, len(case.dispatch.read_anew)))
 
 
 async def _moment() -> None:

@@ -208,7 +208,7 @@ class Session:
                 if what is not None:
                     if found is not None:
                         self._put(what.name, found)
-                    broker_loop.read_again(c, name, what, c.now)
+                    broker_loop.after_reading(c, name, what, c.now)
         raise AssertionError("a reading that never ends")
 
     def _put(self, name: Name, found: Entry | KnownRing) -> None:

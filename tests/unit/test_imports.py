@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS: dict[str, set[str]] = {
     "ring": set(),
     "proxy.outcome": set(),
+    "proxy.republishes": set(),
     "proxy.wire": {"ring"},
     "proxy.settings": {"ring"},
     "proxy.process": {"ring", "proxy.settings"},
@@ -28,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "proxy.groups": {"proxy.settings", "proxy.topology"},
     "proxy.session": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.topology"),
-        *("proxy.journal", "proxy.routing"),
+        *("proxy.republishes", "proxy.journal", "proxy.routing"),
     },
     "proxy.groups.consuming": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
@@ -40,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "proxy.http.sending": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
-        *("proxy.publisher", "proxy.http.formats", "proxy.http.admission"),
+        *("proxy.republishes", "proxy.publisher", "proxy.http.formats", "proxy.http.admission"),
     },
     "proxy.http.endpoints": {
         *("proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
@@ -109,7 +110,7 @@ IO_MODULES = {
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""
 
-FREE_OF_IO = {"ring", "proxy.outcome", *IO_MODULES}
+FREE_OF_IO = {"ring", "proxy.outcome", "proxy.republishes", *IO_MODULES}
 """Rooms in which whatever `IO_MODULES` does not name is free of I/O."""
 
 IO = {

@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from proxy.http.admission.limits import LEAST_RATE, Limits
 from proxy.http.admission.pages import HostNames, refuse_foreign
 from proxy.http.formats.parsing import head_size
-from proxy.http.formats.problems import ProblemError, invalid
+from proxy.http.formats.problems import ProblemError, invalid, more_than
 from proxy.outcome import Outcome
 from proxy.routing.counters import NOWHERE, Counts
 from proxy.settings.guesses import Guesses, Kind
@@ -181,7 +181,7 @@ class Gate:
         content, length, head = request.content, request.content_length, head_of(request)
         if length is not None:
             if length > most:
-                raise too_large(most, "max_body")
+                raise more_than(most, "max_body")
             if content.is_eof():
                 self.take(admitted, head + length)
                 return content.read_nowait()
@@ -192,7 +192,7 @@ class Gate:
         async for part in self.parts(request):
             size += len(part)
             if size > most:
-                raise too_large(most, "max_body")
+                raise more_than(most, "max_body")
             self.hold(admitted, head + size)
             parts.append(part)
         return b"".join(parts)
@@ -231,8 +231,3 @@ def head_of(request: web.Request) -> int:
     """Return the bytes of a request's head that count towards `max_in_flight_bytes`; 0 for a small one."""
     size = head_size(request.raw_path, request.raw_headers)
     return size * _COPIES if size > _LITTLE else 0
-
-
-def too_large(most: int, setting: str) -> ProblemError:
-    """Return a 413 for a body that has more bytes than the setting allows."""
-    return ProblemError(413, "too-large", f"body: more than {most} bytes ({setting})", Outcome.INVALID)

@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.http.admission.gate import INGRESS, Admitted, Gate, head_of, too_large
+from proxy.http.admission.gate import INGRESS, Admitted, Gate, head_of
 from proxy.http.formats.answers import json_answer
 from proxy.http.formats.fields import ItemError, message_of
 from proxy.http.formats.items import Items
 from proxy.http.formats.parsing import name_of, prefers, query_of, refuse_message_headers
-from proxy.http.formats.problems import ProblemError, unsupported
+from proxy.http.formats.problems import ProblemError, more_than, too_large, unsupported
 from proxy.http.formats.scanning import BodyError, Framing, Item
 from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
 from proxy.http.sending.dispatch import Dispatch
@@ -119,7 +119,7 @@ class BatchEndpoint:
         """Return the reader of the body's items. Raises ProblemError 413 for a body that is announced as too long."""
         most = self._settings.max_batch_body
         if (request.content_length or 0) > most:
-            raise too_large(most, "max_batch_body")
+            raise more_than(most, "max_batch_body")
         most_item = self._settings.max_body * _JSON_SHARE + _BUFFER
         return Items(framing, gzip=gzip, most_bytes=most, most_item=most_item)
 
@@ -139,7 +139,7 @@ class BatchEndpoint:
             await self._send(admitted, batch, items.end(), add)
         except BodyError as error:
             if error.too_large:
-                raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
+                raise too_large(str(error)) from None
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
     async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:

@@ -13,7 +13,7 @@ from proxy.http.formats.cloudevents import Form, binary, form_of, identity_of, m
 from proxy.http.formats.fields import ItemError
 from proxy.http.formats.message import Message
 from proxy.http.formats.parsing import key_of, name_of, query_of, refuse_message_headers
-from proxy.http.formats.problems import ProblemError, no_routing_key, unsupported
+from proxy.http.formats.problems import ProblemError, no_routing_key, too_large, unsupported
 from proxy.http.formats.scanning import Framing, Item
 from proxy.http.sending.batch import Batch, FieldNames
 from proxy.outcome import Outcome
@@ -60,8 +60,9 @@ class EventsEndpoint:
             raw = request.raw_headers
             return binary(raw, body) if form is Form.BINARY else structured(body, raw)
         except ItemError as error:
-            status, kind = (413, "too-large") if error.too_large else (400, "bad-request")
-            raise ProblemError(status, kind, str(error), Outcome.INVALID) from None
+            if error.too_large:
+                raise too_large(str(error)) from None
+            raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
     def _add(
         self, known: set[bytes], default: bytes | None, batch: Batch, event: Item

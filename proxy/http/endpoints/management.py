@@ -18,7 +18,7 @@ from proxy.http.admission.gate import Admitted, Gate, peer_of
 from proxy.http.formats.decoding import AmbiguousError, DecodingError, decode_json
 from proxy.http.formats.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.formats.message import Message
-from proxy.http.formats.problems import ProblemError, unavailable
+from proxy.http.formats.problems import ProblemError, too_large, unavailable
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import is_gone, judged
 from proxy.http.sending.single import Single
@@ -130,7 +130,7 @@ class ManagementEndpoint:
         admitted.counted = result.outcome is not Outcome.INVALID
         result = judged(single.placement, result)
         if is_gone(result):
-            await self._dispatch.refresh(single.placement, "a message did not reach it")
+            await self._dispatch.read_again(single.placement, "a message did not reach it")
         if result.outcome is Outcome.UNROUTABLE:
             self._gate.count(name, result.outcome)
             return False
@@ -203,7 +203,7 @@ def _message(body: bytes, user: str) -> Message:
         fields = decode_json(body or b"{}")
     except DecodingError as error:
         if error.too_large:
-            raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None
+            raise too_large(f"body: {error}") from None
         # RabbitMQ takes the last of two values for one key.
         raise _BadError(str(error) if isinstance(error, AmbiguousError) else "not_json") from None
     if isinstance(fields, str):

@@ -110,6 +110,16 @@ def unsupported(detail: str) -> ProblemError:
     return ProblemError(415, "media-type", detail, Outcome.INVALID)
 
 
+def too_large(detail: str, outcome: Outcome = Outcome.INVALID) -> ProblemError:
+    """Return a 413 for a message, a batch or a body that is larger than the sidecar or the broker takes."""
+    return ProblemError(413, "too-large", detail, outcome)
+
+
+def more_than(most: int, setting: str) -> ProblemError:
+    """Return a 413 for a body that has more than the `most` bytes that the setting of this name allows."""
+    return too_large(f"body: more than {most} bytes ({setting})")
+
+
 def unknown_exchange(detail: str) -> ProblemError:
     """Return a 404 for an exchange, or a virtual host, that does not exist."""
     return ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
@@ -137,7 +147,7 @@ async def problem_middleware(
             await asyncio.sleep(problem.delay)
         return problem.response()
     except web.HTTPRequestEntityTooLarge as error:
-        return ProblemError(413, "too-large", f"body: {error.text}", Outcome.INVALID).response()
+        return too_large(f"body: {error.text}").response()
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         detail = f"method: {error.method} is not one of {allowed}"

@@ -13,8 +13,9 @@ from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
 from proxy.http.sending.receipts import is_gone, is_retryable, judged, receipt
-from proxy.outcome import MOST_REPUBLISHES, Outcome
+from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
+from proxy.republishes import MOST_REPUBLISHES
 from proxy.routing.route import Route, Target
 
 _UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.UNROUTABLE})
@@ -264,7 +265,7 @@ class Batch:
             await self._send_again()
             await self._answered()
         gone = [entry for entry in self._entries if entry.result is not None and is_gone(entry.result)]
-        await self._refresh(entry for entry in gone if not is_gone(entry.came_back_with))
+        await self._read_again(entry for entry in gone if not is_gone(entry.came_back_with))
 
     async def _answered(self) -> None:
         """Return once the broker has answered for all that was sent."""
@@ -277,7 +278,7 @@ class Batch:
         again, since = deque(sorted(self._returned)), time.monotonic()
         self._returned, self._waiting = [], set()
         try:
-            await self._refresh(self._entries[index] for index in again)
+            await self._read_again(self._entries[index] for index in again)
             while again:
                 await self._send_one_again(again[0], since)
                 again.popleft()
@@ -304,16 +305,15 @@ class Batch:
         while self._returned:
             self._release(self._entries[self._returned.pop()])
 
-    async def _refresh(self, entries: Iterable[_Entry]) -> None:
+    async def _read_again(self, entries: Iterable[_Entry]) -> None:
         """Read again, once each, the rings that chose the destinations of the given messages."""
         stale: dict[tuple[Route, Target | None], Placement] = {}
         for entry in entries:
             if entry.placement is not None:
                 choice = entry.placement.choice
                 stale[entry.placement.route, choice.target if choice else None] = entry.placement
-        await asyncio.gather(
-            *(self._dispatch.refresh(placement, "messages of a batch did not reach it") for placement in stale.values())
-        )
+        why = "messages of a batch did not reach it"
+        await asyncio.gather(*(self._dispatch.read_again(placement, why) for placement in stale.values()))
 
     def unsent(self) -> Counter[Outcome]:
         """Return how many messages the broker never took, or gave back, by outcome: the publisher counts the others."""

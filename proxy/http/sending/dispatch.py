@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from proxy.http.formats.message import Message
-from proxy.http.formats.problems import ProblemError, invalid, no_routing_key, refused, unavailable, unknown_exchange
+from proxy.http.formats.problems import (
+    ProblemError,
+    invalid,
+    no_routing_key,
+    refused,
+    too_large,
+    unavailable,
+    unknown_exchange,
+)
 from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
@@ -143,9 +151,10 @@ class Dispatch:
         return not shadowed or bool(grouped_by(name[1]))
 
     async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
-        """Publish one message, whose result `receiver` is told; wait only for a look-up or a connection.
+        """Publish the message of a request that has only one; a batch calls `attempt` for each of its messages.
 
-        Raises ProblemError if nothing was sent.
+        Waits only until the exchange is looked up and the broker connected: the result comes to `receiver`, with
+        `index`. Raises ProblemError if nothing was sent.
         """
         since = self._router.clock()
         while not isinstance(step := self.attempt(handle, message, receiver, index, since), Placement):
@@ -258,7 +267,7 @@ class Dispatch:
         if 0 < protocol.most_body < len(message.body):
             detail = f"message size {len(message.body)} is larger than configured max size {protocol.most_body}"
             # In the broker's words, who answered so the first time.
-            raise ProblemError(413, "too-large", f"body: PRECONDITION_FAILED - {detail}", Outcome.INVALID)
+            raise too_large(f"body: PRECONDITION_FAILED - {detail}")
         if route.journal is not None and placement.choice is not None and placement.choice.slot < route.journal.limit:
             confirm_to = self._journalled(route.journal, placement, placement.choice, message, confirm_to), 0
         try:
@@ -382,7 +391,7 @@ class Dispatch:
             if wanted == name:
                 raise unknown_exchange(f"exchange: {absent}") from None
             ways = self._tables.table(name[0], None).ways_to(wanted[1], name[1].encode())
-            await readings.refresh_ways(ways, wanted[1], since)
+            await readings.read_ways_again(ways, wanted[1], since)
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
@@ -417,9 +426,9 @@ class Dispatch:
         """Count a message that came back from `placement` and was sent again."""
         self._tables.counter_table.of(placement.route.name, None).rerouted += 1
 
-    async def refresh(self, placement: Placement, why: str) -> None:
+    async def read_again(self, placement: Placement, why: str) -> None:
         """Read the ring of a message that did not reach its queue again: the next try finds the new one.
 
         It waits no longer than a look-up may take.
         """
-        await self._readings.refresh({placement.route.name, placement.chosen_by}, why, placement.sent_as)
+        await self._readings.read_again({placement.route.name, placement.chosen_by}, why, placement.sent_as)

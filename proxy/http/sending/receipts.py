@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.http.formats.answers import json_answer, named
-from proxy.http.formats.problems import ProblemError, unknown_exchange
+from proxy.http.formats.problems import ProblemError, too_large, unknown_exchange
 from proxy.http.sending.dispatch import Dispatch, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
@@ -111,7 +111,7 @@ async def failure(dispatch: Dispatch, placement: Placement, result: PublishResul
     result = judged(placement, result)
     outcome, detail = result.outcome, result.detail
     if is_gone(result):
-        await dispatch.refresh(placement, "a message did not reach it")
+        await dispatch.read_again(placement, "a message did not reach it")
     if has_no_bindings(placement, result):
         return ProblemError(422, "unroutable", detail, outcome)
     if outcome is not Outcome.INVALID:
@@ -122,5 +122,5 @@ async def failure(dispatch: Dispatch, placement: Placement, result: PublishResul
     if result.code == NOT_FOUND:
         return unknown_exchange(f"exchange: {detail}")
     if result.code == CONTENT_TOO_LARGE:
-        return ProblemError(413, "too-large", f"body: {detail}", outcome)
+        return too_large(f"body: {detail}", outcome)
     return ProblemError(400, "bad-request", f"message: {detail}", outcome)

@@ -5,8 +5,8 @@ import time
 
 from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
-from proxy.outcome import MOST_REPUBLISHES
 from proxy.publisher.channel import PublishResult
+from proxy.republishes import MOST_REPUBLISHES
 
 
 class Single:
@@ -39,7 +39,7 @@ class Single:
             if not self._dispatch.came_back(self.placement, result):
                 return result
             since = time.monotonic()
-            await self._dispatch.refresh(self.placement, "a message did not reach it")
+            await self._dispatch.read_again(self.placement, "a message did not reach it")
             if not self._dispatch.goes_again(self._handle, self._message, self.placement, since):
                 return result
             self._result = self._loop.create_future()

@@ -4,8 +4,8 @@
 |---|---|
 | a publish to a ring's exchange gets the queue of its key, a number and its stamps | `publish.py` |
 | the broker acks or nacks publishes, one by one or many at once | `confirms.py`, `unsettled.py` |
-| a publish comes back, since its queue is gone | `returns.py`; what waits for a reading is in `returned.py` |
+| a publish comes back, since its queue is gone | `returns.py`; what waits for a reading is in `parking.py` |
 | the ring has another queue for it, now or after a reading | `placement.py`, `republishing.py` |
-| the broker closes the channel, since a lane is gone | `reopening.py` |
+| the broker closes the channel, since a lane is gone | `channel_reopening.py` |
 | a declaration changes rings | `requests.py` |
 """

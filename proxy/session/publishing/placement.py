@@ -12,13 +12,14 @@ is given no header of a client's, and makes one.
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
-from proxy.outcome import MOST_REPUBLISHES, Outcome
+from proxy.outcome import Outcome
+from proxy.republishes import MOST_REPUBLISHES
 from proxy.routing.route import PUBLISH, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
 from proxy.session.publishing.confirms import Answer, Settlement
-from proxy.session.publishing.returned import Read, ReturnedMessage
+from proxy.session.publishing.parking import Read, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Name, PassReason, Unread
 from proxy.wire import content

@@ -4,7 +4,7 @@
 
 from proxy.session.channel import Channel
 from proxy.session.direction import Direction
-from proxy.session.publishing.returned import ParkedMessage, Parking, Return, ReturnedMessage
+from proxy.session.publishing.parking import ParkedMessage, Parking, Return, ReturnedMessage
 
 
 class _Content:

@@ -34,7 +34,7 @@ from proxy.session.connection import Connection
 from proxy.session.events import Refused, Stale
 from proxy.session.publishing import placement
 from proxy.session.publishing.confirms import PublishNote, Settlement
-from proxy.session.publishing.returned import ParkedMessage, Return, ReturnedMessage
+from proxy.session.publishing.parking import ParkedMessage, Return, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Unread
 from proxy.wire import content

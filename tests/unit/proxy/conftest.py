@@ -7,7 +7,7 @@ from proxy.topology import scheduler as scheduler_module
 from proxy.topology import upstreams
 from proxy.topology.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
-from tests.unit.proxy.topology.syncing import Clock
+from tests.unit.proxy.topology.scheduling import Clock
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from proxy.settings.patterns import Selection
 from proxy.topology import scheduler as scheduler_module
 from proxy.topology.table import Name, PassReason
 from tests.unit.proxy.fake_management import FakeManagement, binding
-from tests.unit.proxy.topology.syncing import A, B, Clock, Made, X, syncing
+from tests.unit.proxy.topology.scheduling import A, B, Clock, Made, X, scheduling
 
 Y = ("/", "y")
 DEFAULT = ("/", "")
@@ -34,7 +34,7 @@ class Counted:
 async def test_the_counts_of_an_exchange_that_is_gone_end(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
     fake.exchange("y", binding("a"))
-    async with syncing(fake, settle_time=0) as made:
+    async with scheduling(fake, settle_time=0) as made:
         it = Counted(made)
         for name in (X, Y):
             await made.scheduler.look_up(name, 10)
@@ -42,7 +42,7 @@ async def test_the_counts_of_an_exchange_that_is_gone_end(fake: FakeManagement, 
             it.count(name, PassReason.NO_BINDINGS)
             it.counts.unsent["http", name, Outcome.REJECTED] += 1
         fake.delete("y")
-        await made.scheduler.refresh(Y, "test")
+        await made.scheduler.read_again(Y, "test")
         it.forgetting.sweep()
         clock.now += COUNTS_KEPT - 1
         it.forgetting.sweep()
@@ -63,7 +63,7 @@ async def test_the_counts_of_an_exchange_that_is_gone_end(fake: FakeManagement, 
 
 
 async def test_the_default_exchange_is_there_while_a_virtual_host_is_in_use(fake: FakeManagement, clock: Clock) -> None:
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         it = Counted(made)
         table = it.tables.table("/", None)
         it.count(DEFAULT, PassReason.TYPE)
@@ -81,7 +81,7 @@ async def test_the_default_exchange_is_there_while_a_virtual_host_is_in_use(fake
 async def test_a_shadowed_exchange_forgets_destinations_that_it_has_no_more(fake: FakeManagement, clock: Clock) -> None:
     assert vars(scheduler_module)["time"] is clock
     fake.exchange("x", binding("a"))
-    async with syncing(fake, shadow=("x",)) as made:
+    async with scheduling(fake, shadow=("x",)) as made:
         it = Counted(made)
         await made.scheduler.look_up(X, 10)
         for destination in (A, B):

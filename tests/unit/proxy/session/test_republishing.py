@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from proxy.outcome import MOST_REPUBLISHES
+from proxy.republishes import MOST_REPUBLISHES
 from proxy.session import broker_loop
 from proxy.session.events import Refused, Stale
 from proxy.topology.table import Entry, KnownRing, PassReason, Unread
@@ -201,7 +201,7 @@ def test_a_message_that_came_back_since_a_reading_was_asked_for_waits_for_anothe
     asked, w.c.now = w.c.now, w.c.now + 1
     w.both(back(outs[1]))
     w.router.put((VHOST, "x"), known(QUEUES, read_at=asked + A_MOMENT))
-    broker_loop.read_again(w.c, b"x", GONE, asked)
+    broker_loop.after_reading(w.c, b"x", GONE, asked)
     assert len(again(w.to_broker())) == 1
     assert w.awaited == GONE
     assert [one.key for one in again(w.reread({"x": QUEUES})[0])] == [b"q2"]

@@ -292,7 +292,9 @@ class Scene:
     def reread(self) -> None:
         if isinstance(self.w.awaited, Stale):
             self.w.router.put(self.w.awaited.name, self.found())
-            broker_loop.read_again(self.w.c, self.w.c.republishing.parking.exchanges[0], self.w.awaited, self.w.c.now)
+            broker_loop.after_reading(
+                self.w.c, self.w.c.republishing.parking.exchanges[0], self.w.awaited, self.w.c.now
+            )
             self.flush()
 
     # Output, and its check

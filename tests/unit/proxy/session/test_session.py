@@ -25,7 +25,7 @@ from proxy.session.context import Shared
 from proxy.session.end import End
 from proxy.session.events import Reopened, Stale
 from proxy.session.publishing.confirms import MOST_UNSETTLED
-from proxy.session.publishing.returned import MOST_PARKED
+from proxy.session.publishing.parking import MOST_PARKED
 from proxy.session.session import Session
 from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState
@@ -119,7 +119,7 @@ class Rings:
         """Not set while the management API hangs."""
         self.answers.set()
 
-    async def refresh(self, name: Name, why: str, gone: set[Destination]) -> None:
+    async def read_again(self, name: Name, why: str, gone: set[Destination]) -> None:
         """The ring without it."""
         await self.answers.wait()
         self._wire.router.put(name, known(LEFT, read_at=time.monotonic()))

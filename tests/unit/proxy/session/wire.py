@@ -18,7 +18,7 @@ from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Awaited, Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.publishing.returned import Read
+from proxy.session.publishing.parking import Read
 from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import CONSISTENT_HASH, Behind, Binding, Bindings, Leads
@@ -377,7 +377,7 @@ class Wire:
             else:
                 entry = what if isinstance(what, Entry) else known(what)
                 self.router.put((VHOST, name), replace(entry, read_at=self.c.now + A_MOMENT))
-        broker_loop.read_again(self.c, self.c.republishing.parking.exchanges[0], wanted, self.c.now)
+        broker_loop.after_reading(self.c, self.c.republishing.parking.exchanges[0], wanted, self.c.now)
         self.c.now += 2 * A_MOMENT
         return self.to_broker(), self.to_client()
 

@@ -23,7 +23,7 @@ from proxy.topology.bindings import (
 from proxy.topology.table import PassReason
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, binding
-from tests.unit.proxy.topology.syncing import SETTLE, Clock, X, syncing, warnings
+from tests.unit.proxy.topology.scheduling import SETTLE, Clock, X, scheduling, warnings
 
 PROMISE = Promise("orders.1", (("orders", "orders.1"), ("orders/audit", "orders.audit.1")))
 OWN, AUDIT = (Binding(Destination("queue", name), "") for name in ("orders.1", "orders.audit.1"))
@@ -166,7 +166,7 @@ BOTH = {SHARD: 1, Destination("queue", "b"): 1}
 
 async def test_a_reading_follows_the_lane_to_its_fan(fake: FakeManagement) -> None:
     laned(fake, "orders.1", "orders.audit.1")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert made.weights() == BOTH
         assert made.entry.lanes == {SHARD: "lane"}
@@ -180,11 +180,11 @@ async def test_a_queue_that_somebody_deletes_is_told_and_moves_no_key(
     fake: FakeManagement, caplog: pytest.LogCaptureFixture
 ) -> None:
     laned(fake, "orders.1", "orders.audit.1")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.bindings["/", "fan"] = [binding("orders.audit.1", "")]
         for _ in range(2):
-            await made.scheduler.refresh(X, "test", ())
+            await made.scheduler.read_again(X, "test", ())
         assert made.weights() == BOTH
         assert made.entry.incomplete == {"orders.1": ("orders.1",)}
         told = [line for line in warnings(caplog) if "a group loses every message" in line]
@@ -195,17 +195,17 @@ async def test_a_queue_that_somebody_deletes_is_told_and_moves_no_key(
 async def test_a_lane_that_is_bound_anew_keeps_its_keys(fake: FakeManagement, clock: Clock) -> None:
     """As `ring-proxy topology apply` does to change a promise: unbind, then bind."""
     laned(fake, "orders.1", "orders.audit.1")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.bindings["/", "x"] = [binding("b")]
-        await made.scheduler.refresh(X, "test", ())
+        await made.scheduler.read_again(X, "test", ())
         assert made.weights() == BOTH
         assert made.entry.passed is None
         clock.now += SETTLE / 2
         fake.bindings["/", "x"] = [promised(), binding("b")]
-        await made.scheduler.refresh(X, "test", ())
+        await made.scheduler.read_again(X, "test", ())
         clock.now += 2 * SETTLE
-        await made.scheduler.refresh(X, "test", ())
+        await made.scheduler.read_again(X, "test", ())
         assert made.weights() == BOTH
         assert len(made.entry.changes) == 1
 
@@ -213,7 +213,7 @@ async def test_a_lane_that_is_bound_anew_keeps_its_keys(fake: FakeManagement, cl
 async def test_a_fan_without_a_promise_passes_the_exchange(fake: FakeManagement) -> None:
     laned(fake, "orders.1", "orders.audit.1")
     fake.bindings["/", "x"] = [binding("lane", "1", "exchange"), binding("b")]
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert made.entry.passed is PassReason.NOT_A_LANE
 
@@ -223,7 +223,7 @@ async def test_a_reading_between_the_steps_that_add_a_group_moves_no_key(fake: F
     fake.exchange("fan", binding("orders.1", ""), binding("orders.audit.1", ""), type="fanout")
     fake.exchange("lane", binding("orders.1", ""), binding("fan", "", "exchange"), type="fanout")
     fake.exchange("x", binding("lane", "1", "exchange"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         if is_known:
             await made.scheduler.look_up(X, 10)
             assert made.weights() == BOTH
@@ -237,7 +237,7 @@ async def test_a_reading_between_the_steps_that_add_a_group_moves_no_key(fake: F
 
         fake.fail(taken, "/api/exchanges/%2F/lane/bindings/source")
         if is_known:
-            await made.scheduler.refresh(X, "test", ())
+            await made.scheduler.read_again(X, "test", ())
         else:
             await made.scheduler.look_up(X, 10)
         assert not fake.faults

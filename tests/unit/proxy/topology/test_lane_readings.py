@@ -25,7 +25,7 @@ from proxy.topology.table import PassReason
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, status
-from tests.unit.proxy.topology.syncing import SETTLE, A, B, C, Clock, Made, X, syncing, warnings
+from tests.unit.proxy.topology.scheduling import SETTLE, A, B, C, Clock, Made, X, scheduling, warnings
 
 LANE_A, LANE_B = Destination("exchange", "lane.a"), Destination("exchange", "lane.b")
 
@@ -40,7 +40,7 @@ async def made(fake: FakeManagement, clock: Clock) -> AsyncIterator[Made]:
     lane(fake, "a")
     lane(fake, "b")
     fake.exchange("x", binding("lane.a", "1", "exchange"), binding("lane.b", "2", "exchange"))
-    async with syncing(fake) as one:
+    async with scheduling(fake) as one:
         await one.scheduler.look_up(X, 10)
         assert one.weights() == {A: 1, B: 2}
         assert one.entry.lanes == {A: "lane.a", B: "lane.b"}
@@ -48,7 +48,7 @@ async def made(fake: FakeManagement, clock: Clock) -> AsyncIterator[Made]:
 
 
 async def reread(made: Made, *gone: Destination) -> None:
-    await made.scheduler.refresh(X, "test", gone)
+    await made.scheduler.read_again(X, "test", gone)
 
 
 async def test_lanes_are_not_asked_how_their_queues_dead_letter(made: Made, fake: FakeManagement) -> None:
@@ -74,7 +74,7 @@ async def test_a_reading_of_a_ring_settles_nothing_of_a_ring_behind_it(fake: Fak
     inner = ("/", "inner")
     fake.exchange("inner", binding("a"), binding("b"))
     fake.exchange("x", binding("inner", "1", "exchange"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(inner, 10)
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingRemoved("inner", A, "1"))
@@ -220,7 +220,7 @@ async def test_of_many_lanes_each_is_read_in_turn(fake: FakeManagement) -> None:
     for name in names:
         lane(fake, name)
     fake.exchange("x", *(binding(f"lane.{name}", "1", "exchange") for name in names))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         for _ in range(2):
             fake.requests.clear()
@@ -248,7 +248,7 @@ async def test_a_policy_with_an_alternate_exchange_is_seen_at_once_whichever_lan
     for name in names:
         lane(fake, name)
     fake.exchange("x", *(binding(f"lane.{name}", "1", "exchange") for name in names))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.policies = {"other": {"x": 1}}
         fake.exchanges["/", "lane.23"]["policy"] = "other"
@@ -351,7 +351,7 @@ async def test_while_nothing_can_be_read_it_gets_no_more_and_holds_nobody_up(
     await eventually(lambda: made.weights() == {B: 2})
     # Something has to be left.
     made.scheduler.found_missing("/", "lane.b")
-    await asyncio.gather(*made.scheduler._refreshes)
+    await asyncio.gather(*made.scheduler._again_under_way)
     assert made.weights() == {B: 2}
     fake.mend()
     clock.now += OVERLAY_TIME + 1
@@ -399,7 +399,7 @@ async def test_a_first_reading_looks_twice_at_a_lane_without_a_binding(fake: Fak
         return web.json_response(answers.pop(0))
 
     fake.fail(lying, path)
-    async with syncing(fake, settle_time=0.01) as made:
+    async with scheduling(fake, settle_time=0.01) as made:
         await made.scheduler.look_up(X, 10)
         assert (fake.count(path), fake.count(path.replace("lane.a", "lane.b"))) == (2, 1)
         assert made.weights() == ({A: 1, B: 2} if late else {B: 2})

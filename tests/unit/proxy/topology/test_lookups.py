@@ -1,4 +1,4 @@
-"""Look-ups after readings and declarations; test_sync_look_ups.py has a management API that lies."""
+"""Look-ups after readings and declarations; test_scheduler_look_ups.py has a management API that lies."""
 
 import asyncio
 from collections.abc import Callable

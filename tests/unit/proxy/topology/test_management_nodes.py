@@ -8,7 +8,7 @@ import pytest
 
 from proxy.topology.management import Management, ManagementError
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, serving, silent, status
-from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
+from tests.unit.proxy.topology.scheduling import A, B, Clock, X, scheduling, warnings
 
 NODES = [{"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running"}}]
 
@@ -85,12 +85,12 @@ async def test_a_node_of_another_cluster_is_never_believed(
     other.exchange("x", binding("b"))
     other.fail(body({"name": "elsewhere"}), "/api/cluster-name")
     other.fail(body([{"name": "/", "cluster_state": {"rabbit@elsewhere": "running"}}]), "/api/vhosts")
-    async with syncing(fake, others=(other,)) as made:
+    async with scheduling(fake, others=(other,)) as made:
         await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
         fake.fail(status(503))
         for _ in range(3):
-            await made.scheduler.refresh(X, "test", {A})
+            await made.scheduler.read_again(X, "test", {A})
             await made.scheduler._again(X)
             await made.reader.identity.watch()
         assert (made.weights(), made.reader.identity.cluster) == ({A: 1}, "rabbit@fake")
@@ -114,7 +114,7 @@ async def test_a_cluster_that_was_renamed_meanwhile_is_known_by_its_nodes(
         node.exchange("x", binding("a"))
         node.fail(body(NODES), "/api/vhosts")
     other.fail(body({"name": "orders"}), "/api/cluster-name")
-    async with syncing(fake, others=(other,)) as made:
+    async with scheduling(fake, others=(other,)) as made:
         await made.scheduler.look_up(X, 10)
         fake.fail(status(503))
         other.exchange("x", binding("a"), binding("b"))
@@ -129,7 +129,7 @@ async def test_a_name_and_the_nodes_of_two_clusters_are_never_taken_for_one(
     gate = Gate(fake)
     fake.fail(gate, "/api/vhosts")
     other.fail(body({"name": "elsewhere"}), "/api/cluster-name")
-    async with syncing(fake, others=(other,)) as made:
+    async with scheduling(fake, others=(other,)) as made:
         asking = asyncio.create_task(made.reader.identity.watch())
         async with asyncio.timeout(10):
             while not gate.waiting:  # noqa: ASYNC110 - the server has no event for it

@@ -3,7 +3,7 @@
 from yarl import URL
 
 from proxy.topology.nodes import PASSED_OVER, Nodes
-from tests.unit.proxy.topology.syncing import Clock
+from tests.unit.proxy.topology.scheduling import Clock
 
 
 def test_the_node_that_answers_comes_first_and_one_that_did_not_last() -> None:

@@ -11,12 +11,12 @@ from proxy.topology.ring_cache import RingCache, Saved
 from proxy.topology.table import Entry, PassReason
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, body, serving, silent, status
-from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
+from tests.unit.proxy.topology.scheduling import A, B, Clock, X, scheduling, warnings
 
 
 async def keep(fake: FakeManagement, folder: Path) -> None:
     """Keep a ring on disk, as a sidecar did that is gone."""
-    async with syncing(fake, cache=RingCache(folder)) as made:
+    async with scheduling(fake, cache=RingCache(folder)) as made:
         await made.scheduler.look_up(X, 10)
     await eventually(lambda: any(folder.glob("*.ring.json")))
 
@@ -29,7 +29,7 @@ async def test_a_look_up_that_fails_goes_by_what_was_kept(
     await keep(fake, tmp_path)
     fake.exchange("x", binding("a"), binding("b"))
     fake.fail(fault)  # type: ignore[arg-type]
-    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path)) as made:
         await made.scheduler.look_up(X, 10)
         assert (made.weights(), made.entry.restored, made.waits()) == ({A: 1}, True, False)
         assert made.router.clock() > made.entry.read_at
@@ -46,7 +46,7 @@ async def test_a_look_up_that_shares_a_reading_in_turn_goes_by_what_that_has_res
     fake.exchange("x", binding("a"))
     await keep(fake, tmp_path)
     fake.fail(status(503))
-    async with syncing(fake, cache=RingCache(tmp_path), named=(X,)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path), named=(X,)) as made:
         await asyncio.gather(made.scheduler._in_turn(X), made.scheduler.look_up(X, 1))
         assert (made.weights(), made.entry.restored, made.waits()) == ({A: 1}, True, False)
 
@@ -56,7 +56,7 @@ async def test_a_removal_settles_as_with_any_stale_ring(fake: FakeManagement, cl
     await keep(fake, tmp_path)
     fake.exchange("x", binding("a"))
     fake.fail(status(503))
-    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path)) as made:
         await made.scheduler.look_up(X, 10)
         fake.mend()
         await made.scheduler._again(X)
@@ -72,7 +72,7 @@ async def test_an_answer_is_believed_and_not_the_file(fake: FakeManagement, cloc
     await keep(fake, tmp_path)
     fake.vhosts.clear()
     fake.delete("x")
-    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path)) as made:
         with pytest.raises(VhostAbsent):
             await made.scheduler.look_up(X, 10)
         assert not made.router.entries
@@ -85,12 +85,12 @@ async def test_a_start_without_an_answer_restores_all_that_is_kept(
     monkeypatch.setattr(scheduler_module, "PATIENCE", 0.05)
     fake.exchange("x", binding("a"))
     fake.exchange("topics", type="topic")
-    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path)) as made:
         for name in (X, ("/", "topics")):
             await made.scheduler.look_up(name, 10)
     await eventually(lambda: len(list(tmp_path.glob("*.ring.json"))) == 2)
     fake.fail(fault)  # type: ignore[arg-type]
-    async with syncing(fake, running=True, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, running=True, cache=RingCache(tmp_path)) as made:
         # Before its reading has failed, which with `silent` takes longer than this test may.
         async with asyncio.timeout(5):
             await made.scheduler.look_up(X, 60)
@@ -113,7 +113,7 @@ async def test_what_was_kept_of_another_cluster_is_forgotten_once_the_api_says_i
     async with serving(FakeManagement()) as now:
         now.exchange("x", binding("b"))
         now.fail(status(503))
-        async with syncing(now, cache=RingCache(tmp_path)) as made:
+        async with scheduling(now, cache=RingCache(tmp_path)) as made:
             await made.scheduler.look_up(X, 10)
             assert made.weights() == {A: 1}
             now.mend()
@@ -135,7 +135,7 @@ async def test_a_cluster_that_becomes_known_while_a_ring_is_built_counts(
     fake.fail(body([{"name": "/", "cluster_state": {"rabbit@fake": "running"}}]), "/api/vhosts")
     fake.exchange("x", binding("a"))
     await keep(fake, tmp_path)
-    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path)) as made:
         identity, build = made.reader.identity, made.reader._entry_builder.restored
         await identity.watch()
 
@@ -158,7 +158,7 @@ async def test_a_cluster_that_is_known_is_not_mixed_with_another_s_files(
     await keep(fake, tmp_path)
     fake.mend()
     fake.fail(body({"name": "elsewhere"}), "/api/cluster-name")
-    async with syncing(fake, cache=RingCache(tmp_path)) as made:
+    async with scheduling(fake, cache=RingCache(tmp_path)) as made:
         await made.reader.identity.watch()
         fake.fail(status(503))
         with pytest.raises(NotReadable):

@@ -19,7 +19,7 @@ from proxy.topology.table import Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring
-from tests.unit.proxy.topology.syncing import A, B, X, warnings
+from tests.unit.proxy.topology.scheduling import A, B, X, warnings
 
 CLUSTER = ("rabbit@fake", frozenset({"rabbit@fake", "rabbit@two"}), frozenset({"rabbit@one"}))
 SAVED = Saved(

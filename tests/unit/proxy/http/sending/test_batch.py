@@ -15,9 +15,10 @@ from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, unavailable
 from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
-from proxy.outcome import MOST_REPUBLISHES, Outcome
+from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult, Receiver
 from proxy.publisher.pool import ConnectionGroup
+from proxy.republishes import MOST_REPUBLISHES
 from proxy.routing.counters import Counters
 from proxy.routing.route import Choice, Route
 from proxy.topology.table import PassReason
@@ -47,7 +48,7 @@ class FakeDispatch(Dispatch):
         """The coroutine to await before a message goes, by its number."""
         self.sent: list[tuple[int, Message]] = []
         self.waiting: dict[int, Receiver] = {}
-        self.refreshed: list[Placement] = []
+        self.read_anew: list[Placement] = []
         self.now: Placement | None = None
         """Where messages that came back would go; None for where they came from."""
         self.rerouted = 0
@@ -81,8 +82,8 @@ class FakeDispatch(Dispatch):
     def count_rerouted(self, placement: Placement) -> None:
         self.rerouted += 1
 
-    async def refresh(self, placement: Placement, why: str) -> None:
-        self.refreshed.append(placement)
+    async def read_again(self, placement: Placement, why: str) -> None:
+        self.read_anew.append(placement)
 
     @property
     def indices(self) -> list[int]:
@@ -158,7 +159,7 @@ async def test_every_message_confirmed() -> None:
         {"id": "", "outcome": "confirmed", "destination": {"type": "queue", "name": "q2"}, **ring},
     ]
     assert case.batch.unsent() == Counter()
-    assert case.dispatch.refreshed == []
+    assert case.dispatch.read_anew == []
 
 
 async def test_an_empty_batch_is_done() -> None:
@@ -343,7 +344,7 @@ async def test_what_a_ring_missed_is_read_again_once_a_target() -> None:
     case.dispatch.places = {index: placement(target) for index, target in enumerate((0, 0, 1, 2, 2, 1))}
     await case.add("a", "b", "c", "d", "e", "f")
     await case.done()
-    assert [one.choice and one.choice.target.destination.name for one in case.dispatch.refreshed] == ["q1", "q2", "q3"]
+    assert [one.choice and one.choice.target.destination.name for one in case.dispatch.read_anew] == ["q1", "q2", "q3"]
     assert case.batch.results()[0]["detail"] == "there is no queue 'q1'"
     # The exchange that a ring chose is gone; with the ring read again it is another one.
     assert case.batch.results()[4]["outcome"] is Outcome.UNAVAILABLE
@@ -365,7 +366,7 @@ async def test_what_came_back_goes_where_its_ring_says_now_and_its_key_keeps_its
         case.dispatch.settle(index, CONFIRMED)
     await idle()
     assert case.dispatch.indices == [0, 1, 2, 4, 0, 2, 3]
-    assert (len(case.dispatch.refreshed), case.dispatch.rerouted) == (1, 2)
+    assert (len(case.dispatch.read_anew), case.dispatch.rerouted) == (1, 2)
     # Once more, and nothing else to go to.
     case.dispatch.settle(0, UNROUTABLE)
     for index in (2, 3):

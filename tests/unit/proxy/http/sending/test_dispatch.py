@@ -186,7 +186,7 @@ class Hanging:
     async def look_up(self, name: Name, within: float) -> None:
         raise Absent("there is no such exchange")
 
-    async def refresh(self, name: Name, why: str, confirmed_removals: object) -> None:
+    async def read_again(self, name: Name, why: str, confirmed_removals: object) -> None:
         await asyncio.Event().wait()
 
 

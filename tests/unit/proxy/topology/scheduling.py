@@ -70,7 +70,7 @@ class Made:
 
 
 @asynccontextmanager
-async def syncing(
+async def scheduling(
     fake: FakeManagement,
     *,
     running: bool = False,
@@ -115,12 +115,12 @@ async def syncing(
         reader.close()
 
 
-async def refreshing(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Task[None]]:
-    """A refresh of X, which was read before: it has asked for the bindings, and the gate holds back the answer."""
+async def reading_again(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Task[None]]:
+    """Read X again, which was read before: the gate holds back the answer about its bindings."""
     await made.scheduler.look_up(X, 10)
     gate = Gate(fake)
     fake.fail(gate, BINDINGS_OF_X)
-    task = asyncio.create_task(made.scheduler.refresh(X, "test"))
+    task = asyncio.create_task(made.scheduler.read_again(X, "test"))
     await eventually(lambda: gate.waiting == 1)
     return gate, task
 

@@ -22,7 +22,7 @@ from ring.destination import Destination
 from ring.ring import Ring
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, silent, status
-from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, refreshing, syncing, warnings
+from tests.unit.proxy.topology.scheduling import LONG, OF_X, A, B, C, Clock, X, reading_again, scheduling, warnings
 
 
 def test_the_clock_of_the_tests_is_the_one_that_is_replaced() -> None:
@@ -32,7 +32,7 @@ def test_the_clock_of_the_tests_is_the_one_that_is_replaced() -> None:
 async def test_named_exchanges_are_read_from_the_start_and_stay(fake: FakeManagement) -> None:
     other = ("v", "y")
     fake.exchange("x", binding("a"))
-    async with syncing(fake, running=True, interval=0.01, settle_time=0, named=(X, other)) as made:
+    async with scheduling(fake, running=True, interval=0.01, settle_time=0, named=(X, other)) as made:
         await eventually(lambda: made.weights() == {A: 1} and other in made.scheduler.faults)
         assert made.scheduler.pending() == [other]
         fake.vhosts.add("v")
@@ -50,7 +50,7 @@ async def test_named_exchanges_are_read_from_the_start_and_stay(fake: FakeManage
 async def test_bindings_are_read_again_by_themselves(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     # Named, since nobody publishes to it: it would be idle after 0.4 s.
-    async with syncing(fake, running=True, interval=0.01, settle_time=0.01, named=(X,)) as made:
+    async with scheduling(fake, running=True, interval=0.01, settle_time=0.01, named=(X,)) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"), binding("b"))
         await eventually(lambda: made.weights() == {A: 1, B: 1})
@@ -65,7 +65,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
     used, named = ("/", "used"), ("/", "named")
     for _, exchange in (X, used, named):
         fake.exchange(exchange, binding("a"))
-    async with syncing(fake, interval=1.0, named=(named,)) as made:
+    async with scheduling(fake, interval=1.0, named=(named,)) as made:
         for name in (X, used, named):
             await made.scheduler.look_up(name, 10)
         for _ in range(scheduler_module.IDLE_INTERVALS + 2):
@@ -73,7 +73,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
             made.router.look(used)
             for name in (X, used, named):
                 # The readings of an idle exchange are no use of it.
-                await made.scheduler.refresh(name, "sync")
+                await made.scheduler.read_again(name, "sync")
             made.scheduler._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
         assert set(made.scheduler._tracked) == {used, named}
@@ -82,8 +82,8 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
 async def test_what_is_being_read_is_not_forgotten(fake: FakeManagement, clock: Clock) -> None:
     """A publish would have it read a second time beside the first, and the older of the two could win."""
     fake.exchange("x", binding("a"))
-    async with syncing(fake, interval=1.0) as made:
-        gate, reading = await refreshing(made, fake)
+    async with scheduling(fake, interval=1.0) as made:
+        gate, reading = await reading_again(made, fake)
         clock.now += scheduler_module.IDLE_INTERVALS + 2
         made.scheduler._forget_idle(clock.now)
         assert set(made.scheduler._tracked) == {X}
@@ -99,7 +99,7 @@ async def test_the_sync_survives_what_nobody_expected(
 ) -> None:
     """In a reading, in the question whose API it is, and in the round itself: the readings go on after each."""
     fake.exchange("x", binding("a"))
-    async with syncing(fake, running=True, interval=0.01, named=(X,)) as made:
+    async with scheduling(fake, running=True, interval=0.01, named=(X,)) as made:
         await eventually(lambda: made.weights() == {A: 1})
         for owner, method in ((Management, "exchange"), (Management, "cluster_name"), (Scheduler, "_forget_idle")):
             defect = Mock(side_effect=ZeroDivisionError("ours"))
@@ -118,7 +118,7 @@ async def test_one_exchange_that_hangs_does_not_stop_publishes_to_others_from_be
 ) -> None:
     fake.exchange("x", binding("a"))
     fake.fail(silent, "/api/exchanges/%2F/hanging")
-    async with syncing(fake, running=True, named=(("/", "hanging"),)) as made:
+    async with scheduling(fake, running=True, named=(("/", "hanging"),)) as made:
         await eventually(lambda: fake.count("/hanging") > 0)
         await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1}
@@ -157,7 +157,7 @@ async def test_a_thousand_queues_are_built_while_the_loop_goes_on(
     real_build = Ring.build
     monkeypatch.setattr(entry_builder, "Ring", SimpleNamespace(build=build))
     fake.exchange("x", *(binding(f"q{i}") for i in range(1000)))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         ticker = asyncio.create_task(tick())
         await made.scheduler.look_up(X, 60)
         ticker.cancel()
@@ -173,7 +173,7 @@ async def test_the_old_ring_serves_while_the_new_one_is_built(
     fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         building, done = threading.Event(), threading.Event()
         real_change = Ring.changed
@@ -185,7 +185,7 @@ async def test_the_old_ring_serves_while_the_new_one_is_built(
 
         monkeypatch.setattr(Ring, "changed", slowly)
         fake.exchange("x", binding("b"))
-        refresh = asyncio.create_task(made.scheduler.refresh(X, "test", {A}))
+        refresh = asyncio.create_task(made.scheduler.read_again(X, "test", {A}))
         await eventually(building.is_set)
         assert made.weights() == {A: 1}
         done.set()
@@ -197,7 +197,7 @@ async def test_an_internal_destination_that_is_only_leaving_still_passes(fake: F
     fake.exchange("x", binding("a"), binding("inner", "1", "exchange"))
     fake.exchange("inner", type="fanout", internal=True)
     reasons = []
-    async with syncing(fake, settle_time=5) as made:
+    async with scheduling(fake, settle_time=5) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"))
         for later in (1, 2.5, 2.5):
@@ -212,14 +212,14 @@ async def test_an_internal_destination_that_is_only_leaving_still_passes(fake: F
 async def test_a_destination_that_cannot_be_read_is_not_taken_for_open(fake: FakeManagement) -> None:
     fake.exchange("x", binding("inner", "1", "exchange"))
     fake.fail(status(503), "/api/exchanges/%2F/inner")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         with pytest.raises(NotReadable, match="inner: 503"):
             await made.scheduler.look_up(X, 0.2)
 
 
 async def test_the_last_good_ring_of_an_idle_exchange_outlives_the_api(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake, interval=1.0) as made:
+    async with scheduling(fake, interval=1.0) as made:
         await made.scheduler.look_up(X, 10)
         fake.fail(status(503))
         for _ in range(scheduler_module.IDLE_INTERVALS + 2):
@@ -235,7 +235,7 @@ async def test_the_last_good_ring_of_an_idle_exchange_outlives_the_api(fake: Fak
 
 async def test_the_ring_of_an_idle_exchange_goes_with_its_virtual_host(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake, interval=1.0) as made:
+    async with scheduling(fake, interval=1.0) as made:
         await made.scheduler.look_up(X, 10)
         fake.vhosts.clear()
         fake.exchanges.clear()
@@ -253,7 +253,7 @@ async def test_a_slow_exchange_holds_up_no_other_exchanges_readings(fake: FakeMa
     other = ("/", "other")
     for _, exchange in (X, other):
         fake.exchange(exchange, binding("a"))
-    async with syncing(fake, running=True, interval=0.05, settle_time=0, named=(X, other)) as made:
+    async with scheduling(fake, running=True, interval=0.05, settle_time=0, named=(X, other)) as made:
         await eventually(lambda: len(made.router.entries) == 2)
         gate = Gate(fake)
         fake.fail(gate, OF_X)
@@ -270,7 +270,7 @@ async def test_a_queue_whose_policies_do_not_show_yet_is_looked_at_with_every_re
     """As RabbitMQ 3.10 answers before a queue's first statistics."""
     names = [f"q{i:02}" for i in range(DEAD_LETTER_READS + 3)]
     fake.exchange("x", *(binding(name) for name in names))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", *(binding(name) for name in [*names, "new"]))
         fake.queues["/", "new"] = {"effective_policy_definition": ...}
@@ -291,7 +291,7 @@ async def test_a_failing_look_up_is_told_once_a_virtual_host_until_one_succeeds(
 ) -> None:
     fake.exchange("x", binding("a"))
     fake.fail(status(401))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         for exchange in ("x", "y", "x"):
             with pytest.raises(NotReadable, match="401, a wrong user or password"):
                 await made.scheduler.look_up(("/", exchange), 0.1)

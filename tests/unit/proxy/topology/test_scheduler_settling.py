@@ -11,12 +11,12 @@ from proxy.topology.table import PassReason, Unread
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, status
-from tests.unit.proxy.topology.syncing import SETTLE, A, B, C, Clock, X, syncing
+from tests.unit.proxy.topology.scheduling import SETTLE, A, B, C, Clock, X, scheduling
 
 
 async def test_additions_and_weights_at_once_removals_after_the_settle_time(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         steps: list[tuple[float, list[dict[str, Any]], dict[Destination, int]]] = [
             (1, [binding("a"), binding("b"), binding("c")], {A: 1, B: 1, C: 1}),
@@ -32,7 +32,7 @@ async def test_additions_and_weights_at_once_removals_after_the_settle_time(fake
         for i, (later, bindings, weights) in enumerate(steps):
             clock.now += later
             fake.exchange("x", *bindings)
-            await made.scheduler.refresh(X, f"step {i}")
+            await made.scheduler.read_again(X, f"step {i}")
             assert made.weights() == weights, i
         assert [change.why for change in made.entry.changes] == ["first use", "step 0", "step 1", "step 4", "step 6"]
         assert made.reader.changes[X] == 5
@@ -41,11 +41,11 @@ async def test_additions_and_weights_at_once_removals_after_the_settle_time(fake
 
 async def test_a_vouched_removal_counts_at_once_and_once(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"), binding("c"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"))
         clock.now += 1
-        await made.scheduler.refresh(X, "a message was returned", {B})
+        await made.scheduler.read_again(X, "a message was returned", {B})
         assert made.weights() == {A: 1, C: 1}
         assert made.entry.changes[-1].why == "a message was returned"
         fake.exchange("x", binding("a"), binding("b"), binding("c"))
@@ -59,12 +59,12 @@ async def test_a_vouched_removal_counts_at_once_and_once(fake: FakeManagement, c
 
 async def test_a_voucher_outlives_a_reading_that_fails(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"))
         fake.fail(status(500))
         clock.now += 1
-        await made.scheduler.refresh(X, "test", {B})
+        await made.scheduler.read_again(X, "test", {B})
         assert made.weights() == {A: 1, B: 1}
         fake.mend()
         clock.now += 1
@@ -74,7 +74,7 @@ async def test_a_voucher_outlives_a_reading_that_fails(fake: FakeManagement, clo
 
 async def test_a_settled_removal_takes_effect_without_waiting_for_the_interval(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake, running=True, settle_time=0.05, named=(X,)) as made:
+    async with scheduling(fake, running=True, settle_time=0.05, named=(X,)) as made:
         await eventually(lambda: made.weights() is not None)
         fake.exchange("x", binding("a"))
         await made.scheduler._again(X, "test")
@@ -83,7 +83,7 @@ async def test_a_settled_removal_takes_effect_without_waiting_for_the_interval(f
 
 async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.delete("x")
         clock.now += 1
@@ -102,18 +102,18 @@ async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeM
 
 async def test_of_a_deleted_exchange_what_is_vouched_for_goes_at_once(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.delete("x")
         clock.now += 1
-        await made.scheduler.refresh(X, "a message was returned", {A})
+        await made.scheduler.read_again(X, "a message was returned", {A})
         assert made.weights() == {B: 1}
         assert made.entry.exchange_type == CONSISTENT_HASH
 
 
 async def test_a_deleted_exchange_that_comes_back_in_time_moves_nothing(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         ring = made.entry.known
         fake.delete("x")
@@ -129,7 +129,7 @@ async def test_a_deleted_exchange_that_comes_back_in_time_moves_nothing(fake: Fa
 
 async def test_no_bindings_left_settle_too(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x")
         clock.now += 1
@@ -144,7 +144,7 @@ async def test_no_bindings_left_settle_too(fake: FakeManagement, clock: Clock) -
 async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: FakeManagement, clock: Clock) -> None:
     """The bindings between the two were seen by nobody."""
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x")
         for fails in (False, False, True, False, False):
@@ -167,7 +167,7 @@ async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_the
     """Its bindings were read and its queues could not be: there is no ring that could serve on."""
     fake.exchange("x", binding("a"))
     fake.fail(status(500), "/api/queues/%2F/a")
-    async with syncing(fake, named=(X,)) as made:
+    async with scheduling(fake, named=(X,)) as made:
         await made.scheduler._again(X, "test")
         fake.delete("x")
         clock.now += 1
@@ -182,7 +182,7 @@ async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_befo
     """The next publish waits for a reading, and what that does not show has not to settle."""
     fake.exchange("x", binding("a"), binding("b"), vhost="v")
     name = ("v", "x")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(name, 10)
         made.scheduler.declared("v", BindingAdded("x", C, "1"))
         fake.delete("x", "v")
@@ -200,7 +200,7 @@ async def test_a_virtual_host_out_of_the_user_s_sight_keeps_its_last_good_ring(
 ) -> None:
     fake.exchange("x", binding("a"), vhost="v")
     name = ("v", "x")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(name, 10)
         fake.delete("x", "v")
         fake.vhosts.remove("v")

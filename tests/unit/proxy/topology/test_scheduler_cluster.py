@@ -9,7 +9,7 @@ from proxy.topology import cluster as identity_module
 from proxy.topology.cluster import ASK_DISTANCE, FORMER_FOR, MOST_FORMER
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, status
-from tests.unit.proxy.topology.syncing import Clock, X, syncing
+from tests.unit.proxy.topology.scheduling import Clock, X, scheduling
 
 NODES = [
     {"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running", "hare@localhost": "stopped"}},
@@ -44,7 +44,7 @@ async def test_nodes_of_a_cluster_without_a_name_are_one_cluster(
     """Each gives it a name of its own then."""
     fake.fail(body({"name": api}), "/api/cluster-name")
     fake.fail(body(NODES), "/api/vhosts")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.reader.identity.watch()
         assert made.reader.identity.cluster == api
         assert made.reader.identity.mismatch(broker) == (
@@ -57,7 +57,7 @@ async def test_nodes_that_cannot_be_read_leave_the_name_unread(
     fake: FakeManagement, clock: Clock, answer: object
 ) -> None:
     fake.fail(body(answer), "/api/vhosts")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.reader.identity.watch()
         assert made.reader.identity.cluster is None
         assert made.reader.identity.unreachable
@@ -65,7 +65,7 @@ async def test_nodes_that_cannot_be_read_leave_the_name_unread(
 
 async def test_another_cluster_s_name_is_told(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         changed = Mock()
         made.router.on_change.append(changed)
         await made.scheduler.look_up(X, 10)
@@ -108,7 +108,7 @@ async def test_a_renamed_cluster_is_the_same_for_connections_of_before(
     fake: FakeManagement, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = hours(monkeypatch)
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         identity = made.reader.identity
         cluster.is_now("rabbit@one", "rabbit@one", "rabbit@two")
         await identity.ask()
@@ -135,7 +135,7 @@ async def test_a_name_that_was_given_up_is_anothers_for_connections_of_later(
     fake: FakeManagement, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = hours(monkeypatch)
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         identity = made.reader.identity
         cluster.is_now("orders", "rabbit@one")
         await identity.ask()
@@ -154,7 +154,7 @@ async def test_the_names_of_another_cluster_s_api_do_not_count(
     fake: FakeManagement, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has other nodes: the management URL leads elsewhere."""
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         identity = made.reader.identity
         cluster.is_now("blue", "rabbit@one")
         await identity.ask()
@@ -168,7 +168,7 @@ async def test_a_broker_that_was_renamed_before_the_api_was_asked_is_asked_for_o
     fake: FakeManagement, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = hours(monkeypatch)
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         identity = made.reader.identity
         cluster.is_now("before", "rabbit@one")
         await identity.ask()
@@ -191,7 +191,7 @@ async def test_a_broker_that_was_renamed_before_the_api_was_asked_is_asked_for_o
 async def test_questions_at_one_time_are_one(fake: FakeManagement) -> None:
     gate = Gate(fake)
     fake.fail(gate, "/api/cluster-name")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         identity = made.reader.identity
         tasks = [asyncio.create_task(identity.ask()) for _ in range(5)]
         await eventually(lambda: gate.waiting == 1)
@@ -202,7 +202,7 @@ async def test_questions_at_one_time_are_one(fake: FakeManagement) -> None:
 
 
 async def test_former_names_have_a_limit(fake: FakeManagement, cluster: Cluster) -> None:
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         for n in range(MOST_FORMER + 10):
             cluster.is_now(f"c{n}", "rabbit@one")
             await made.reader.identity.ask()

@@ -26,7 +26,7 @@ from proxy.topology.overlay_store import OVERLAY_KEPT
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
-from tests.unit.proxy.topology.syncing import (
+from tests.unit.proxy.topology.scheduling import (
     BINDINGS_OF_X,
     LONG,
     OF_X,
@@ -36,8 +36,8 @@ from tests.unit.proxy.topology.syncing import (
     C,
     Clock,
     X,
-    refreshing,
-    syncing,
+    reading_again,
+    scheduling,
 )
 
 DECLARED = ExchangeDeclared("x", CONSISTENT_HASH)
@@ -64,7 +64,7 @@ async def test_the_next_publish_after_an_ok_waits_for_a_reading_and_what_that_do
 ) -> None:
     made_of = {"a": binding("a"), "b": binding("b"), "c": binding("c", "2"), "a7": binding("a", "7")}
     fake.exchange("x", *(made_of[name] for name in behind))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert not made.waits()
         made.scheduler.declared("/", declaration)
@@ -79,14 +79,14 @@ async def test_the_next_publish_after_an_ok_waits_for_a_reading_and_what_that_do
         # It catches up.
         fake.exchange("x", *(made_of[name] for name in there))
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.weights() == weights
         assert X not in made.reader.overlays
         # From now on, what is done elsewhere shows.
         fake.exchange("x", *(made_of[name] for name in behind))
         for _ in range(3):
             clock.now += SETTLE / 2
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
         assert made.weights() == {A: 1, B: 1}
 
 
@@ -94,7 +94,7 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
     fake: FakeManagement, clock: Clock
 ) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingAdded("x", C, "1"))
         made.scheduler.declared("/", BindingRemoved("x", A, "1"))
@@ -106,7 +106,7 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
             (SETTLE / 2, settled),
         ):
             clock.now += later
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
             assert made.weights() == weights
         assert X not in made.reader.overlays
 
@@ -124,7 +124,7 @@ async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake:
             fake.exchange("x")
         return await status(404)(request)
 
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         made.scheduler.declared("/", DECLARED)
         made.scheduler.declared("/", BindingAdded("x", A, "1"))
         fake.fail(catch_up, OF_X)
@@ -138,7 +138,7 @@ async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_
     fake: FakeManagement, clock: Clock
 ) -> None:
     fake.exchange("other")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         made.scheduler.declared("/", DECLARED)
         with pytest.raises(NotReadable, match="it was declared, and the management API does not show it yet"):
             await made.scheduler.look_up(X, 0.1)
@@ -151,12 +151,12 @@ async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_
 
 async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", type="fanout")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         for declaration in (ExchangeDeleted("x"), DECLARED, BindingAdded("x", A, "1")):
             made.scheduler.declared("/", declaration)
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.waits()
         assert "does not show it yet" in made.scheduler.faults[X]
         fake.exchange("x")
@@ -167,8 +167,8 @@ async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: Fa
 
 async def test_a_reading_under_way_when_the_ok_comes_is_not_enough(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
-        gate, refresh = await refreshing(made, fake)
+    async with scheduling(fake) as made:
+        gate, refresh = await reading_again(made, fake)
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         fake.mend()
@@ -186,7 +186,7 @@ async def test_a_first_reading_under_way_when_the_ok_comes_is_not_enough(fake: F
     fake.exchange("x", binding("a"), binding("b"))
     gate = Gate(fake)
     fake.fail(gate, "/api/queues/%2F/a")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         await eventually(lambda: gate.waiting == 1)
         # Its bindings are read already.
@@ -204,26 +204,26 @@ async def test_what_is_declared_during_a_first_reading_is_certain(fake: FakeMana
     fake.exchange("x", binding("a"))
     gate = Gate(fake)
     fake.fail(gate, BINDINGS_OF_X)
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         looking = asyncio.create_task(made.scheduler.look_up(X, 10))
         await eventually(lambda: gate.waiting == 1)
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         gate.open()
         await looking
         fake.fail(status(500))
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.waits()
 
 
 async def test_a_queue_deleted_while_a_reading_that_shows_it_is_under_way(fake: FakeManagement) -> None:
     """It was bound by others, and is not known yet."""
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"), binding("b"))
         gate = Gate(fake)
         fake.fail(gate, "/api/queues/%2F/b")
-        refresh = asyncio.create_task(made.scheduler.refresh(X, "test"))
+        refresh = asyncio.create_task(made.scheduler.read_again(X, "test"))
         await eventually(lambda: gate.waiting == 1)
         made.scheduler.declared("/", QueueDeleted("b"))
         fake.mend()
@@ -237,7 +237,7 @@ async def test_a_queue_deleted_while_a_reading_that_shows_it_is_under_way(fake: 
 async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeManagement, clock: Clock) -> None:
     """Whatever of it the readings show."""
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         steps: list[tuple[list[Declaration], dict[Destination, int]]] = [
             ([BindingRemoved("x", A, "1"), BindingAdded("x", A, "1")], {A: 1, B: 1}),
@@ -252,13 +252,13 @@ async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeMan
             for shown in ([binding("a"), binding("b")], [binding("b")], [binding("c")]):
                 fake.exchange("x", *shown)
                 clock.now += 0.2
-                await made.scheduler.refresh(X, "test")
+                await made.scheduler.read_again(X, "test")
                 assert {d: w for d, w in (made.weights() or {}).items() if d != C} == weights
 
 
 async def test_of_two_bindings_to_a_queue_the_one_that_is_left_counts(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a", "1"), binding("a", "5"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingRemoved("x", A, "5"))
         clock.now += 1
@@ -268,7 +268,7 @@ async def test_of_two_bindings_to_a_queue_the_one_that_is_left_counts(fake: Fake
 
 async def test_a_declared_removal_need_not_settle_however_late_it_is_read(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingRemoved("x", A, "1"))
         fake.fail(status(500), "/api/queues/")
@@ -276,7 +276,7 @@ async def test_a_declared_removal_need_not_settle_however_late_it_is_read(fake: 
         for _ in range(3):
             clock.now += OVERLAY_TIME + OVERLAY_KEPT
             made.scheduler._forget_declared(clock.now)
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
             assert made.weights() == {A: 1, B: 1}
         fake.mend()
         clock.now += 1
@@ -288,7 +288,7 @@ async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_be
     fake: FakeManagement, clock: Clock
 ) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", ExchangeDeleted("x"))
         assert made.waits()
@@ -297,7 +297,7 @@ async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_be
         assert (made.weights(), made.waits()) == ({A: 1, B: 1}, False)
         fake.delete("x")
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert dict(made.router.entries) == {}
         assert X not in made.reader.overlays
 
@@ -305,7 +305,7 @@ async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_be
 async def test_a_deleted_exchange_goes_from_the_rings_that_led_to_it(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("y", "1", "exchange"))
     fake.exchange("y", binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", ExchangeDeleted("y"))
         assert made.waits()
@@ -316,21 +316,21 @@ async def test_a_deleted_exchange_goes_from_the_rings_that_led_to_it(fake: FakeM
 
 async def test_a_return_outweighs_a_binding_that_was_declared(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingAdded("x", A, "1"))
         clock.now += 1
         await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1, B: 1}
         clock.now += 1
-        await made.scheduler.refresh(X, "a message was returned", {A})
+        await made.scheduler.read_again(X, "a message was returned", {A})
         assert made.weights() == {B: 1}
 
 
 async def test_declarations_that_change_nothing_need_no_reading(fake: FakeManagement, clock: Clock) -> None:
     """As of a program that connects again and declares all that it needs."""
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         entry = made.entry
         fake.requests.clear()
@@ -367,13 +367,13 @@ async def test_a_removal_that_a_reading_under_way_may_not_show_is_waited_for_onl
 ) -> None:
     """As exclusive queues go by the hundred, and a reading that hangs is under way all the time."""
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         for fault, waits in ((None, True), (status(503), False)):
             if fault is not None:
                 fake.fail(fault)
                 clock.now += 1
-                await made.scheduler.refresh(X, "test")
+                await made.scheduler.read_again(X, "test")
                 assert made.scheduler.faults[X]
             gate = Gate(fake)
             fake.fail(gate, BINDINGS_OF_X if fault is None else OF_X)
@@ -391,7 +391,7 @@ async def test_a_removal_that_a_reading_under_way_may_not_show_is_waited_for_onl
 
 async def test_a_shadowed_exchange_is_read_again_soon_where_its_bindings_change(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake, shadow=("x",), named=(X,), running=True) as made:
+    async with scheduling(fake, shadow=("x",), named=(X,), running=True) as made:
         await eventually(lambda: made.weights() == {A: 1})
         fake.exchange("x", binding("a"), binding("b"))
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
@@ -403,12 +403,12 @@ async def test_a_reading_that_had_begun_is_no_reason_to_read_a_shadowed_exchange
     fake: FakeManagement, clock: Clock
 ) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake, shadow=("x",), named=(X,)) as made:
-        gate, reading = await refreshing(made, fake)
+    async with scheduling(fake, shadow=("x",), named=(X,)) as made:
+        gate, reading = await reading_again(made, fake)
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         gate.open()
         await reading
-        assert made.scheduler._tracked[X].due <= clock.now + scheduler_module.MIN_REFRESH
+        assert made.scheduler._tracked[X].due <= clock.now + scheduler_module.BETWEEN_READINGS
         fake.mend()
         await made.scheduler._again(X)
         assert made.scheduler._tracked[X].wanted_by == math.inf, "one more reading serves"
@@ -419,7 +419,7 @@ async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
     fake: FakeManagement, fields: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     fake.exchange("x", binding("a"), **fields)
-    async with syncing(fake, **settings) as made:
+    async with scheduling(fake, **settings) as made:
         await made.scheduler.look_up(X, 10)
         for declaration in (BindingAdded("x", B, "1"), BindingRemoved("x", A, "1"), QueueDeleted("a")):
             made.scheduler.declared("/", declaration)
@@ -433,7 +433,7 @@ async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
 
 async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         changed = Mock()
         made.router.on_change.append(changed)
@@ -450,16 +450,16 @@ async def test_a_program_that_binds_and_publishes_by_turns_is_not_slowed(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but the clock lets the later readings start."""
-    monkeypatch.setattr(scheduler_module, "MIN_REFRESH", LONG)
+    monkeypatch.setattr(scheduler_module, "BETWEEN_READINGS", LONG)
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         for weight in "2345":
-            clock.now += scheduler_module.MIN_REFRESH_DECLARED
+            clock.now += scheduler_module.BETWEEN_READINGS_DECLARED
             made.scheduler.declared("/", BindingAdded("x", A, weight))
             await made.scheduler.look_up(X, 10)
             assert made.weights() == {A: int(weight)}
-        monkeypatch.setattr(scheduler_module, "MIN_REFRESH_DECLARED", LONG)
+        monkeypatch.setattr(scheduler_module, "BETWEEN_READINGS_DECLARED", LONG)
         made.scheduler.declared("/", BindingAdded("x", A, "6"))
         asked = fake.counted()[OF_X]
         waiting = asyncio.create_task(made.scheduler.look_up(X, 10))
@@ -476,7 +476,7 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
     fake: FakeManagement, clock: Clock
 ) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         made.scheduler.declared("/", BindingAdded("never", B, "1"))
@@ -500,7 +500,7 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
 
 async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement, clock: Clock) -> None:
     """An exchange that nobody publishes to is bound and unbound all day; then there is any number of exchanges."""
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         for n in range(3000):
             clock.now += 0.1
             made.scheduler.declared("/", BindingAdded("events", Destination("queue", f"q{n}"), "k"))
@@ -513,7 +513,7 @@ async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement,
 async def test_nor_of_an_exchange_that_a_look_up_does_not_find(fake: FakeManagement, ends: str) -> None:
     """Clients choose the names that are looked up, and what is declared meanwhile."""
     names = [("/", f"y{n}") for n in range(FIRST_AT_ONCE + 1)]
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         gates = {name: Gate(fake) for name in names}
         for name, gate in gates.items():
             fake.fail(gate, f"/api/exchanges/%2F/{name[1]}")
@@ -541,7 +541,7 @@ async def test_a_reading_that_lacks_what_was_declared_and_forgotten_is_not_belie
 ) -> None:
     monkeypatch.setattr(overlay_module, "MOST_STATEMENTS", 2)
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         for n in range(3):
             made.scheduler.declared("/", BindingAdded("x", Destination("queue", f"q{n}"), "1"))
@@ -560,22 +560,22 @@ async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_
 ) -> None:
     """Its removal has settled meanwhile: it takes no sync interval and no settle time more."""
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         made.scheduler.declared("/", BindingRemoved("x", B, "1"))
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         said = clock.now
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         # Unbound elsewhere, at once: readings show it, and cannot tell it from what was before the declarations.
         fake.exchange("x", binding("a"))
         while clock.now < said + OVERLAY_TIME - 1:
             clock.now += 0.5
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
             assert made.weights() == {A: 1, B: 1}
         due = made.scheduler._tracked[X].due
         assert due <= said + OVERLAY_TIME
         clock.now = said + OVERLAY_TIME + 0.001
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.weights() == {A: 1}
 
 
@@ -585,16 +585,16 @@ async def test_a_binding_to_what_came_back_counts_though_it_was_known_before(
 ) -> None:
     """A queue is deleted elsewhere, which a return shows, and is bound again before the reading for that is over."""
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         if not readable:
             fake.fail(status(503))
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
         fake.exchange("x", binding("a"))
         gate = Gate(fake)
         if readable:
             fake.fail(gate, BINDINGS_OF_X)
-        refresh = asyncio.create_task(made.scheduler.refresh(X, "a message was returned", {B}))
+        refresh = asyncio.create_task(made.scheduler.read_again(X, "a message was returned", {B}))
         await (eventually(lambda: gate.waiting == 1) if readable else refresh)
         made.scheduler.declared("/", BindingAdded("x", B, "1"))
         assert made.waits() == readable
@@ -603,5 +603,5 @@ async def test_a_binding_to_what_came_back_counts_though_it_was_known_before(
         await refresh
         clock.now += 1
         await made.scheduler.look_up(X, 10)
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.weights() == {A: 1, B: 1}

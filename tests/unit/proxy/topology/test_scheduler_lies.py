@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Fault, binding, body, status, truncated
-from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, OF_X, SETTLE, A, B, Clock, X, syncing, warnings
+from tests.unit.proxy.topology.scheduling import BINDINGS_OF_X, OF_X, SETTLE, A, B, Clock, X, scheduling, warnings
 
 LIES: list[tuple[str, Fault, str]] = [
     ("down", status(500), "/api/"),
@@ -35,7 +35,7 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
 ) -> None:
     caplog.set_level(logging.INFO, "proxy")
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         entry = made.entry
         caplog.clear()
@@ -69,7 +69,7 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
 
 async def test_an_empty_list_told_once_moves_nothing(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"), binding("b"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.fail(body([]), BINDINGS_OF_X)
         clock.now += 1
@@ -87,7 +87,7 @@ async def test_a_management_api_that_is_gone_is_told_once_and_its_return_once(
     caplog.set_level(logging.INFO, "proxy")
     fake.exchange("x", binding("a"))
     fake.fail(status(503))
-    async with syncing(fake, running=True, interval=0.02, named=(X,)) as made:
+    async with scheduling(fake, running=True, interval=0.02, named=(X,)) as made:
         await eventually(lambda: made.reader.results["failed"] > 5 and fake.count("/cluster-name") > 5)
         assert sorted(warnings(caplog)) == [
             "cannot read exchange 'x' in virtual host '/': /api/cluster-name: 503",
@@ -111,7 +111,7 @@ async def test_a_management_api_that_is_gone_is_told_once_and_its_return_once(
 async def test_a_fault_of_another_kind_is_told_too(
     fake: FakeManagement, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with syncing(fake, named=(X,)) as made:
+    async with scheduling(fake, named=(X,)) as made:
         for code in (500, 500, 401, 401, 500):
             fake.fail(status(code))
             clock.now += 1
@@ -120,7 +120,7 @@ async def test_a_fault_of_another_kind_is_told_too(
 
 
 async def test_retry_after_is_heeded(fake: FakeManagement, clock: Clock) -> None:
-    async with syncing(fake, interval=1.0, named=(X,)) as made:
+    async with scheduling(fake, interval=1.0, named=(X,)) as made:
         fake.fail(status(429, headers={"Retry-After": "40"}))
         await made.scheduler._again(X, "test")
         assert made.scheduler._tracked[X].due >= clock.now + 39

@@ -13,14 +13,14 @@ from proxy.topology.table import Entry, PassReason, Unread
 from ring.destination import Destination
 from ring.ring import Ring
 from tests.unit.proxy.fake_management import FakeManagement, binding
-from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
+from tests.unit.proxy.topology.scheduling import A, B, Clock, X, scheduling, warnings
 
 INTERNAL = PassReason.INTERNAL_DESTINATION
 
 
 async def test_a_look_up_makes_a_ring(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a", "1"), binding("b", "2"), arguments={"hash-header": "h"})
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         assert made.router.entries == {}
         await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 1, B: 2}
@@ -77,7 +77,7 @@ async def test_what_is_passed_and_why(
     fake.exchange("empty", type="fanout")
     fake.exchange("aside", binding("a", ""), binding("b", ""), type="fanout")
     fake.queues["/", "dead"] = {"effective_policy_definition": {"dead-letter-exchange": "d"}}
-    async with syncing(fake, **settings) as made:
+    async with scheduling(fake, **settings) as made:
         await made.scheduler.look_up(X, 10)
         assert made.entry.passed is reason
         assert made.routes() is (reason is None)
@@ -85,7 +85,7 @@ async def test_what_is_passed_and_why(
 
 async def test_a_modulus_hash_exchange_weighs_a_queue_by_its_bindings(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a", "abc"), binding("b", "7"), binding("a", "d"), type=MODULUS_HASH)
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert made.weights() == {A: 2, B: 1}
 
@@ -94,9 +94,9 @@ async def test_bad_weights_and_duplicates_are_listed_and_told_once(
     fake: FakeManagement, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.exchange("x", binding("a", "2"), binding("a", "5"), binding("b", "500000000"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.weights() == {A: 5}
         assert [b.destination for b in made.entry.bindings.ignored] == [B]
         assert made.entry.bindings.duplicates == (A,)
@@ -106,14 +106,14 @@ async def test_bad_weights_and_duplicates_are_listed_and_told_once(
 async def test_dead_letter_queues_are_listed_and_looked_at_again(fake: FakeManagement, clock: Clock) -> None:
     names = [f"q{i:02}" for i in range(DEAD_LETTER_READS + 3)]
     fake.exchange("x", *(binding(name) for name in names))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert all(fake.counted()[f"/api/queues/%2F/{name}"] == 1 for name in names)
         fake.queues["/", names[-1]] = {"arguments": {"x-dead-letter-exchange": "d"}}
         for _ in range(-(-len(names) // DEAD_LETTER_READS)):
             clock.now += 1
             fake.requests.clear()
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
             assert sum(fake.counted()[f"/api/queues/%2F/{name}"] for name in names) == DEAD_LETTER_READS
         assert made.entry.dead_letters == (names[-1],)
         assert made.entry.passed is PassReason.DEAD_LETTER
@@ -121,7 +121,7 @@ async def test_dead_letter_queues_are_listed_and_looked_at_again(fake: FakeManag
         fake.queues["/", "new"] = {"arguments": {"x-dead-letter-exchange": "d"}}
         fake.exchange("x", *(binding(name) for name in (*names[:-1], "new")))
         clock.now += 1
-        await made.scheduler.refresh(X, "test", {Destination("queue", names[-1])})
+        await made.scheduler.read_again(X, "test", {Destination("queue", names[-1])})
         assert made.entry.dead_letters == ("new",)
 
 
@@ -132,18 +132,18 @@ async def test_an_exchange_is_routed_again_with_the_reading_after_its_last_queue
     fake.exchange("x", *(binding(name) for name in names))
     for name in names:
         fake.queues["/", name] = {"arguments": {"x-dead-letter-exchange": "d"}}
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         # While the first ones dead-letter, the others are not asked about.
         clock.now += 1
         fake.requests.clear()
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert sum(fake.counted()[f"/api/queues/%2F/{name}"] for name in names) == DEAD_LETTER_READS
         assert made.entry.passed is PassReason.DEAD_LETTER
         for name in names:
             del fake.queues["/", name]
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.routes()
 
 
@@ -153,12 +153,12 @@ async def test_dead_letters_are_refused_where_so_set(
     fake.exchange("x", binding("a"), binding("b"))
     fake.exchange("watched", binding("b"))
     dies = {"policy": "dead", "effective_policy_definition": {"dead-letter-exchange": "d"}}
-    async with syncing(fake, on_dead_letter="refuse", shadow=("watched",)) as made:
+    async with scheduling(fake, on_dead_letter="refuse", shadow=("watched",)) as made:
         await made.scheduler.look_up(X, 10)
         assert made.routes()
         fake.queues["/", "b"] = dies
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         why = (
             "queue 'b' would dead-letter under its own name (policy 'dead'): give it a dead-letter-routing-key, or set"
             " on_dead_letter = rewrite or pass"
@@ -170,22 +170,22 @@ async def test_dead_letters_are_refused_where_so_set(
         assert isinstance(made.router.look(("/", "watched")), Entry)
         del fake.queues["/", "b"]
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.routes()
 
 
 async def test_a_type_that_changes(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"), type="fanout")
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert (made.entry.passed, made.weights()) == (PassReason.TYPE, None)
         assert made.entry.changes[-1].moved == 1.0
         fake.exchange("x", binding("b"), type=MODULUS_HASH)
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         # Nothing of what it was before is left.
         assert (made.entry.passed, made.weights()) == (None, {B: 1})
         assert made.entry.exchange_type == MODULUS_HASH
@@ -194,7 +194,7 @@ async def test_a_type_that_changes(fake: FakeManagement, clock: Clock) -> None:
 
 async def test_what_the_broker_counts_is_kept_and_makes_no_ring_anew(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         assert made.entry.publish_in is None
         told = Mock()
@@ -203,7 +203,7 @@ async def test_what_the_broker_counts_is_kept_and_makes_no_ring_anew(fake: FakeM
         for count in (7, 9, 2):
             fake.exchange("x", binding("a"), message_stats={"publish_in": count})
             clock.now += 1
-            await made.scheduler.refresh(X, "test")
+            await made.scheduler.read_again(X, "test")
             assert made.entry.publish_in == count
         assert made.entry.known is known
         told.assert_not_called()
@@ -212,18 +212,18 @@ async def test_what_the_broker_counts_is_kept_and_makes_no_ring_anew(fake: FakeM
         # Gone, but not settled: nothing is said of it.
         fake.delete("x")
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.entry.publish_in is None
         assert made.weights() == {A: 1}
 
 
 async def test_arguments_that_change_make_another_ring(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         fake.exchange("x", binding("a"), arguments={"hash-property": "message_id"})
         clock.now += 1
-        await made.scheduler.refresh(X, "test")
+        await made.scheduler.read_again(X, "test")
         assert made.entry.known is not None
         assert str(made.entry.known.hashed) == "property:message_id"
         assert "hashes property:message_id" in made.entry.changes[-1].what
@@ -232,7 +232,7 @@ async def test_arguments_that_change_make_another_ring(fake: FakeManagement, clo
 async def test_virtual_hosts_are_apart(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     fake.exchange("x", binding("b"), vhost="a/b")
-    async with syncing(fake) as made:
+    async with scheduling(fake) as made:
         await made.scheduler.look_up(X, 10)
         await made.scheduler.look_up(("a/b", "x"), 10)
         assert (made.weights(), made.weights(("a/b", "x"))) == ({A: 1}, {B: 1})
@@ -245,7 +245,7 @@ async def test_the_lanes_of_an_exchange_that_passes_are_read_for_its_group(
     """A sidecar for consumers only passes what is published; its members need the queues behind the lanes."""
     fake.exchange("x", binding("lane", "1", "exchange"))
     fake.exchange("lane", binding("a", ""), type="fanout")
-    async with syncing(fake, pass_=("x",), groups=groups) as made:
+    async with scheduling(fake, pass_=("x",), groups=groups) as made:
         await made.scheduler.look_up(X, 10)
         assert made.entry.mode is Mode.PASS
         assert queues_of(made.entry, "x", "x") == (["a"] if groups else [])
