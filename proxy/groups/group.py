@@ -195,6 +195,10 @@ class Group:
         self._set_shards(now)
 
     def _set_shards(self, now: float) -> None:
+        """Take it that the group's shards have changed: have the other sidecars told, and a decision made.
+
+        A shard whose queue is missing and that is not on the ring is forgotten. `now` is monotonic.
+        """
         gone = [name for name, shard in self.shards.items() if shard.missing_at and name not in self._ring]
         for name in gone:
             del self.shards[name]

@@ -109,6 +109,10 @@ class Room:
         self._task.cancel()
 
     async def _run(self) -> None:
+        """Send beats over a channel of this group until `aclose`; after a fault, open another one after a pause.
+
+        Never raises: the fault is told to the log and the report.
+        """
         pause = FIRST_REJOIN_PAUSE
         while not self._is_closing:
             channel: AbstractChannel | None = None

@@ -26,7 +26,7 @@ _WORDS: Final = {
 
 
 def report(group: RunningGroup) -> dict[str, Any]:
-    """Return the state of a group: its members, its shards, and what is about to move."""
+    """Return the state of a group as the admin listener answers it: members, shards, and which shards are to move."""
     now = time.monotonic()
     state, seen, reasons = group.state, group.readings.exactness, group.readings.reasons
     members = state.members(now)

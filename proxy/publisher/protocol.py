@@ -300,6 +300,7 @@ class PublisherProtocol:
         self.blocked = ""
 
     def _on_close(self, _: int, close: Arguments) -> None:
+        """Take the broker's connection.close: keep its code and reason, and have nothing sent any more but close-ok."""
         self.code = close.short()
         self.fault = close.short_string().decode(errors="replace")
         self.stage = Stage.CLOSED

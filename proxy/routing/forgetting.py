@@ -32,7 +32,10 @@ class Forgetting:
         """By counted exchange or destination that is gone: when a sweep first found it gone, on the router's clock."""
 
     def sweep(self) -> None:
-        """Note what is gone by now, and drop the counts of what has been gone for long; to be called now and then."""
+        """Note which exchanges and destinations are gone by now, and drop the counts of those gone for COUNTS_KEPT.
+
+        To be called now and then.
+        """
         now, vhosts = self._router.clock(), self._vhosts()
         names = self._counts.names() | self._reader.changes.keys()
         gone: set[Counted] = {(name, None) for name in names if not self._is_there(name, vhosts)}

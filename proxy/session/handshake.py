@@ -219,7 +219,10 @@ def _start(h: Handshake, arguments: Arguments) -> bytes:
 
 
 def _start_ok(h: Handshake, arguments: Arguments) -> bytes | None:
-    """Return connection.start-ok with this proxy's client properties; None if they do not fit the smallest frame."""
+    """Return connection.start-ok with this proxy's client properties; None if they do not fit the smallest frame.
+
+    `arguments` are the client's. Raises Fault if they cannot be read, or name a mechanism that is not allowed.
+    """
     if arguments.left < 4:
         raise Fault(SYNTAX_ERROR, "connection.start-ok stops early", CONNECTION_START_OK)
     size = arguments.long()

@@ -297,6 +297,10 @@ class Settings:
             )
 
     def _check_tls(self) -> None:
+        """Check that certificates come with their keys, and that no setting of TLS is without effect.
+
+        Raises ConfigError, which names the setting.
+        """
         for one, other in (("tls_cert_file", "tls_key_file"), ("client_cert_file", "client_key_file")):
             for given, missing in ((one, other), (other, one)):
                 if getattr(self, given) is not None and getattr(self, missing) is None:

@@ -59,7 +59,10 @@ Declaration = BindingAdded | BindingRemoved | ExchangeDeclared | ExchangeDeleted
 
 
 def leads_to(entry: Entry, destination: Destination) -> bool:
-    """Return whether a destination has a weight in the exchange's last reading, is on its ring, or is behind it."""
+    """Return whether an exchange leads to a destination, so that a declaration about it may change the exchange's ring.
+
+    The exchange does so if the destination has a weight in its last reading, is on its ring, or is behind it.
+    """
     if destination.kind == "exchange" and destination.name in entry.behind:
         return True
     if entry.upstream is not None and destination in entry.upstream.destinations:

@@ -150,8 +150,8 @@ class _TooDeepError(Exception):
 def _decoded(data: bytes, kind: int, start: int, stop: int, depth: int) -> object:
     """Return a header's value in Python's form, with texts as bytes, so that it can be hashed as RabbitMQ does.
 
-    `kind` is the letter of its type, `start` and `stop` are its offsets in `data`, and `depth` is its level, from 1. The
-    first of two fields of a name counts. Raises Fault 502, and _TooDeepError.
+    `kind` is the letter of its type, `start` and `stop` are its offsets in `data`, and `depth` is its level, from 1.
+    The first of two fields of a name counts. Raises Fault 502, and _TooDeepError.
     """
     if depth > HASHED_DEPTH and kind in b"AF":
         raise _TooDeepError

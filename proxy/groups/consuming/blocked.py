@@ -40,6 +40,7 @@ def blocked_keys(hidden: HiddenChannel) -> list[BlockedKey]:
 
 
 def _shown(hidden: HiddenChannel, shard: str, held: Held) -> BlockedKey:
+    """Return what an operator is shown of the key whose first message is `held`."""
     waiting, after = 0, held.after
     while after is not None:
         waiting, after = waiting + 1, after.after

@@ -189,7 +189,11 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
 
 
 def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:
-    """Take a whole message for a member in series; return the frames of what the client may have now."""
+    """Take the message that `hidden` has gathered for a member in series; return the frames that the client gets now.
+
+    They may be of other messages too, and are empty if none may go to the client. Where the member holds more than
+    MOST_BYTES, the shard's link is given up for a pause.
+    """
     consumer, window, link = hidden.consumer, hidden.window, hidden.link
     method, header = hidden.frame, hidden.header
     frames, header_at, body_at = b"".join((method, header, *hidden.bodies)), len(method), len(method) + len(header)

@@ -59,7 +59,10 @@ def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
 
 
 def key_and_properties(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | None, Properties]:
-    """Return the routing key (None for none) and the message's properties of a request. Raises ProblemError."""
+    """Return the routing key (None for none) and the message's properties, as a request's headers and query say.
+
+    Raises ProblemError 400 for one that is wrong, or is given twice.
+    """
     key: bytes | None = None
     properties: Properties = {}
     headers: dict[str, object] = {}
@@ -87,7 +90,10 @@ def key_and_properties(request: web.Request, query: Mapping[str, str]) -> tuple[
 
 
 def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
-    """Return the routing key, given in a header or in the query; None for neither. Raises ProblemError."""
+    """Return the routing key, given in a header as `key` or in the query; None for neither.
+
+    Raises ProblemError 400 if both are given, or if the key is too long or no UTF-8.
+    """
     field = "Routing-Key"
     if "key" in query:
         if key is not None:

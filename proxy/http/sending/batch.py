@@ -223,7 +223,11 @@ class Batch:
         self._fail(entry, PublishResult(Outcome.INVALID, why), False)
 
     def settled(self, index: int, result: PublishResult) -> None:
-        """Take the broker's answer for one message."""
+        """Take the broker's answer for the message of this index.
+
+        A message that came back is kept to be sent again, up to MOST_REPUBLISHES times. For every other outcome the
+        message is done; a lost confirm also ends the whole batch.
+        """
         entry = self._entries[index]
         if result is CONFIRMED:
             entry.result = result

@@ -88,7 +88,11 @@ class Chosen(NamedTuple):
 
 
 def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen | Unread:
-    """Return the choice of a route for a key, or the exchange that must be read first."""
+    """Return which destination a route chooses for a routing key, or the exchange that must be read first.
+
+    The choice is None, with the reason, where publishes are passed. Nothing is published: the question comes from a
+    request that only wants to know where a message would go.
+    """
     if isinstance(route, Unread):
         return route
     if not route.stamp:
@@ -289,6 +293,10 @@ class Dispatch:
         return JournalReceiver(journal, record, confirm_to[0], confirm_to[1])
 
     def _count_passed(self, placement: Placement) -> Counters:
+        """Return the counters for a message that goes to the exchange itself; count where its ring would have sent it.
+
+        That is counted only for an exchange in the mode `shadow`, whose placement has a choice.
+        """
         route = placement.route
         if placement.reason is not route.reason:
             return self._tables.counter_table.of(route.name, placement.reason)

@@ -227,7 +227,10 @@ def _settlement(message: ReturnedMessage) -> Settlement:
 
 
 def _return_frames(message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
-    """Return basic.return and content header as the client would have got them without this proxy."""
+    """Return basic.return and content header as the client would have got them without this proxy.
+
+    `frame` is the broker's basic.return, and `data` from `i` to `end` its content header.
+    """
     arguments = Arguments(frame, 0, len(frame), at=2)
     arguments.short_string()
     names = shorted(message.exchange) + shorted(message.key)
