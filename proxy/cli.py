@@ -290,14 +290,14 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from proxy.commands.questions import explain
+    from proxy.commands.explain import explain
 
     print(explain(options.sidecar, options.vhost, options.exchange, options.key))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from proxy.commands.questions import diff
+    from proxy.commands.diff import diff
 
     text, differ = diff(options.one, options.other)
     print(text)

@@ -5,7 +5,7 @@ import json
 import pytest
 from pamqp.commands import Channel
 
-from proxy.commands.questions import explain
+from proxy.commands.explain import explain
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.rings import owner

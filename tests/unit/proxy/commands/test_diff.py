@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.commands.questions import _differences
+from proxy.commands.diff import _differences
 
 UPSTREAM: dict[str, Any] = {"rings": ["orders"], "bindings": 2, "conflict": None}
 

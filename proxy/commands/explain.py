@@ -1,0 +1,76 @@
+"""`ring-proxy explain`: asks a running sidecar where a key of an exchange goes, and why."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from proxy.commands.asking import WHICH, QuestionError, ask, rings
+from proxy.process.logs import escaped
+from proxy.topology.changes import PASSED_BECAUSE
+from proxy.topology.names import natural
+
+
+def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
+    """Return where a key goes and why, in lines for people; `vhost` None stands for the sidecar's default one.
+
+    Raises QuestionError.
+    """
+    if vhost is None:
+        vhost = str(rings(sidecar)["default_vhost"])
+    path = (
+        f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}?key={quote(key, safe='', errors='surrogateescape')}"
+    )
+    answer = ask(sidecar, path)
+    try:
+        # Names are the choice of whoever declares queues, and must not steer the terminal of who asks.
+        return "\n".join(map(escaped, _explanation(answer, vhost, exchange, key)))
+    except (KeyError, TypeError) as error:
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {WHICH}") from None
+
+
+def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str) -> list[str]:
+    lines = [f"exchange     {exchange} in virtual host {vhost}, {answer['type']}, mode {answer['mode']}"]
+    place = answer.get("key")
+    if answer.get("refused"):
+        lines.append(f"refused      publishes are refused: {answer['refused']}")
+    if answer["passed"]:
+        lines.append(f"passed       publishes go to the exchange itself: {_passed_because(answer['passed'])}")
+    if place:
+        lines += [
+            f"key          {key}",
+            f"slot         {place['slot']}",
+            f"owner        {_title(place['owner'])}",
+            f"runner-up    {_title(place['runner_up']) if place['runner_up'] else 'none'}",
+            f"ring         {answer['ring']}, hashes {answer['hashed']}, read {answer['age_seconds']:.1f} s ago",
+        ]
+        for destination in sorted(answer["destinations"], key=lambda one: natural(one["name"])):
+            weight, share = destination["weight"], destination["share"]
+            lane = f", through lane {destination['lane']}" if "lane" in destination else ""
+            lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%} of the slots{lane}")
+    if upstream := answer.get("upstream"):
+        if "ring_of_key" in upstream:
+            ring = upstream["ring_of_key"]
+            lines.append(f"key          {key}")
+            lines.append(f"leads to     ring of exchange {ring}" if ring else "leads to     no ring: it is passed")
+        else:
+            lines += [f"leads to     ring of exchange {ring}" for ring in upstream["rings"]]
+        lines += [f"conflict     {upstream['conflict']}"] if upstream["conflict"] else []
+    for binding in answer["ignored_bindings"]:
+        key, why = binding["key"], binding["reason"]
+        lines.append(f"ignored      binding to {_title(binding['destination'])} with the key {key!r}: {why}")
+    for lane in answer.get("not_lanes", ()):
+        lines.append(f"not a lane   exchange {lane['name']}: {lane['reason']}")
+    for change in answer["changes"]:
+        moved = f"{change['moved']:.2%} of the slots moved"
+        lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {moved}")
+    return lines
+
+
+def _title(destination: Mapping[str, str]) -> str:
+    return f"{destination['type']} {destination['name']}"
+
+
+def _passed_because(reason: str) -> str:
+    """Return a reason to pass with its meaning; a sidecar of another release may have a reason of its own."""
+    meanings = {str(known): meaning for known, meaning in PASSED_BECAUSE.items()}
+    return f"{meanings[reason]} ({reason})" if reason in meanings else reason
