@@ -30,8 +30,8 @@ from proxy.publisher.pool import Publisher
 from proxy.routing.counters import Counts
 from proxy.routing.forgetting import SWEEP_INTERVAL, Forgetting
 from proxy.routing.routes import RouteTables
-from proxy.session.context import Shared
 from proxy.session.listener import Listener
+from proxy.session.shared import Shared
 from proxy.settings.config import Settings, is_loopback
 from proxy.settings.files import Files
 from proxy.settings.parse import Address, ConfigError

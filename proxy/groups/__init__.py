@@ -31,7 +31,7 @@ Who tells whom
 * A session's interceptor (`consuming/`) has the links of its client's members, and enters each change of a link into
   the table in `model.py`. It tells the group that something has changed, and nothing more.
 * `running.py` is the shell of one group: the task, the log, and the connection for beats (`membership.py`).
-* `shards.py` reads the shards from the management API, for reports and alerts. No decision needs that.
+* `shard_readings.py` reads the shards from the management API, for reports and alerts. No decision needs that.
 * `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the
   others, and when something is due. `timing.py` has all times on one axis.
 * `pauses.py` says which shards operators have paused.
@@ -86,7 +86,7 @@ the others tell of a move that does not end.
 Where it ends
 -------------
 
-Each lack of exactness is told with its reason (`shards.py`): queues without single active consumer, consumers beside
-the group, members with different prefetches. Without acks (`no_ack`) there is no promise: the next member is active
-while the last one's client still reads.
+Each lack of exactness is told with its reason (`shard_readings.py`): queues without single active consumer, consumers
+beside the group, members with different prefetches. Without acks (`no_ack`) there is no promise: the next member is
+active while the last one's client still reads.
 """

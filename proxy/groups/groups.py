@@ -14,7 +14,7 @@ from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.report import keys_report, report
 from proxy.groups.running import Parts, RunningGroup, counted
-from proxy.groups.shards import Exactness, mixed, no_group, partly_in_series, queues_of, read, unreadable
+from proxy.groups.shard_readings import Exactness, mixed, no_group, partly_in_series, queues_of, read, unreadable
 from proxy.groups.timing import TIMEOUT_ABOVE
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns

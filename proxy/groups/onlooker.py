@@ -10,7 +10,7 @@ import time
 from typing import Any, Final
 
 from proxy.groups.lag import Lag, total
-from proxy.groups.shards import FRESH, OUTDATED, Exactness, between, read
+from proxy.groups.shard_readings import FRESH, OUTDATED, Exactness, between, read
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.topology.bindings import GROUP_NAME, TopologyError

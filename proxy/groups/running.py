@@ -24,7 +24,7 @@ from proxy.groups.pause_log import PauseLog
 from proxy.groups.pausing import Pausing
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.shards import Exactness, Readings, queues_of
+from proxy.groups.shard_readings import Exactness, Readings, queues_of
 from proxy.groups.timing import ACKS_EVERY
 from proxy.topology.bindings import balancing
 from proxy.topology.management import Management

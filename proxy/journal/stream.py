@@ -14,7 +14,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from proxy.journal.store import StoreError
 from proxy.process.amqp_client import connect as connect_to
 from proxy.settings.config import Settings
-from proxy.settings.connecting import in_words
+from proxy.settings.connection_faults import in_words
 from proxy.settings.files import Files
 
 log = logging.getLogger(__name__)

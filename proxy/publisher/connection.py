@@ -10,7 +10,7 @@ from typing import cast
 
 from proxy.publisher.channel import ConfirmChannel
 from proxy.publisher.protocol import PublisherProtocol, Stage
-from proxy.settings.connecting import NOT_AMQP, in_words
+from proxy.settings.connection_faults import NOT_AMQP, in_words
 from proxy.settings.parse import Address
 from proxy.wire import writing
 from proxy.wire.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from proxy.settings.connecting import in_words
+from proxy.settings.connection_faults import in_words
 from proxy.settings.parse import Address
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)

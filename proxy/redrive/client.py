@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from proxy.publisher import handshake
 from proxy.publisher.dial import Brokers
-from proxy.settings.connecting import NOT_AMQP
+from proxy.settings.connection_faults import NOT_AMQP
 from proxy.wire.arguments import Arguments
 from proxy.wire.content import body_size
 from proxy.wire.frames import (

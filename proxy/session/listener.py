@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import cast
 
 from proxy.session import time_limits
-from proxy.session.context import Shared
 from proxy.session.end import SHUTTING_DOWN, End
 from proxy.session.session import Session
+from proxy.session.shared import Shared
 from proxy.settings.parse import Address
 from proxy.wire.frames import (
     CONNECTION_CLOSE_OK,

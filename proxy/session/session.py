@@ -11,15 +11,15 @@ from proxy.session import broker_loop, client_loop, closing, time_limits
 from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection
-from proxy.session.context import Shared
 from proxy.session.direction import Direction
 from proxy.session.end import SHUTTING_DOWN, End
 from proxy.session.events import Declared, Missing, NoQueue, Refused, Reopened
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
-from proxy.session.lookup import Waiter
+from proxy.session.shared import Shared
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase
+from proxy.session.waiter import Waiter
 from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractQueue
 
 from proxy.process.amqp_client import connect
 from proxy.settings.config import Settings
-from proxy.settings.connecting import in_words
+from proxy.settings.connection_faults import in_words
 from proxy.settings.files import Files
 from proxy.shards.plan import LOCK_QUEUE
 from proxy.shards.reading import read_state

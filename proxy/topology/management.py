@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from proxy.settings.connecting import in_words, not_http
+from proxy.settings.connection_faults import in_words, not_http
 from proxy.settings.credentials import Credentials, of_url
 from proxy.settings.parse import Address
 from proxy.topology.answers import REFUSAL, Body, decode_answer, decode_whole

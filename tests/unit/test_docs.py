@@ -25,9 +25,9 @@ from proxy.publisher.pool import Publisher
 from proxy.redrive import command as redrive
 from proxy.routing.counters import Counts
 from proxy.routing.routes import RouteTables
-from proxy.session.context import Shared
 from proxy.session.end import End
 from proxy.session.listener import Listener
+from proxy.session.shared import Shared
 from proxy.session.state import TRANSITIONS, Phase
 from proxy.settings.config import Settings
 from proxy.settings.files import Files

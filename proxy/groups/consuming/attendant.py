@@ -78,7 +78,7 @@ class Attendants:
         guarded: Callable[[Callable[[], None]], None],
         acted: Callable[[], None],
     ) -> "GroupAttendant":
-        """Return the attendant of a new session; the arguments are those of `Attend` in proxy/session/context.py."""
+        """Return the attendant of a new session; the arguments are those of `Attend` in proxy/session/shared.py."""
         return GroupAttendant(self, connection, peer, guarded, acted)
 
     def is_serial(self, vhost: str, group: str) -> bool:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from proxy.groups.onlooker import Onlooker
-from proxy.groups.shards import no_group, queues_of
+from proxy.groups.shard_readings import no_group, queues_of
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named

@@ -295,7 +295,7 @@ class Dispatch:
     def _count_passed(self, placement: Placement) -> Counters:
         """Return the counters for a message that goes to the exchange itself; count where its ring would have sent it.
 
-        That is counted only for an exchange in the mode `shadow`, whose placement has a choice.
+        Only an exchange in the mode `shadow` has a placement with such a choice.
         """
         route = placement.route
         if placement.reason is not route.reason:

@@ -10,9 +10,8 @@ import pytest
 from aio_pika.abc import AbstractConnection
 
 from proxy.groups import groups as groups_module
-from proxy.groups import membership
+from proxy.groups import membership, shard_readings
 from proxy.groups import running as running_module
-from proxy.groups import shards as shards_module
 from proxy.groups.blocked import BlockedKey
 from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
@@ -391,7 +390,7 @@ async def test_a_client_that_has_cancelled_and_holds_messages_is_named(
 async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
     fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards_module, "STATISTICS", 0.0)
+    monkeypatch.setattr(shard_readings, "STATISTICS", 0.0)
     fake.exchange("orders", binding("q1"), binding("q2"), binding("q3"), binding("q4"))
     fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
     good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}, "messages_ready": 5}
@@ -452,6 +451,6 @@ async def test_the_lag_is_that_of_the_last_readings_unless_they_are_outdated(
             (f"ringproxy_group_shard_{figure}", "/", "orders", "q1"): value
             for figure, value in (("ready", 5), ("unacked", 1), ("publish_rate", 2.0), ("consume_rate", 1.0))
         }
-        monkeypatch.setattr(shards_module, "OUTDATED", -100.0)
+        monkeypatch.setattr(shard_readings, "OUTDATED", -100.0)
         assert groups.report()[0]["lag"]["messages"] is None
         assert not [s for m in collect(groups) for s in m.samples if "_shard_" in s.name]

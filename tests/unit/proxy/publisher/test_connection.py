@@ -15,7 +15,7 @@ from proxy.publisher.channel import PublishResult
 from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.dial import Brokers
 from proxy.routing.counters import Counters
-from proxy.settings.connecting import NOT_AMQP
+from proxy.settings.connection_faults import NOT_AMQP
 from proxy.wire.frames import PROTOCOL_HEADER
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_broker import FakeBroker, Visit, free_address, listening

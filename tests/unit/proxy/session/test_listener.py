@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 import uvloop
 
-from proxy.session.context import Shared
 from proxy.session.listener import Listener
+from proxy.session.shared import Shared
 from proxy.settings.parse import Address
 from proxy.wire.frames import PROTOCOL_HEADER
 

@@ -18,15 +18,15 @@ from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.groups.consuming.tags import Numbering
 from proxy.groups.groups import Groups
 from proxy.groups.model import Member
-from proxy.session import client_loop, context, session, time_limits
+from proxy.session import client_loop, session, shared, time_limits
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.context import Shared
 from proxy.session.end import End
 from proxy.session.events import Reopened, Stale
 from proxy.session.publishing.confirms import MOST_UNSETTLED
 from proxy.session.publishing.parking import MOST_PARKED
 from proxy.session.session import Session
+from proxy.session.shared import Shared
 from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState
 from proxy.settings.config import Settings
@@ -379,7 +379,7 @@ async def test_of_many_channels_that_are_opened_again_the_log_tells_once(
     ends.router.put((VHOST, "x"), replace(laned(), read_at=time.monotonic()))
     await ends.opened()
     now = time.monotonic()
-    monkeypatch.setattr(context, "time", Mock(monotonic=lambda: now))
+    monkeypatch.setattr(shared, "time", Mock(monotonic=lambda: now))
     reopened = Reopened(ends.session.connection.channels[1], "gone", 7)
 
     def told(times: int) -> list[str]:

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from proxy.groups.shards import queues_of
+from proxy.groups.shard_readings import queues_of
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
 from proxy.topology.entry_builder import DEAD_LETTER_READS

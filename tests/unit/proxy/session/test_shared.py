@@ -4,26 +4,26 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from proxy.session import context
-from proxy.session.context import MEANT_EVERY, MOST_NAMED, Shared
+from proxy.session import shared
 from proxy.session.events import NoQueue
+from proxy.session.shared import MEANT_EVERY, MOST_NAMED, Shared
 from proxy.topology.readings import Readings
 
 
 def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that a client makes up push out the oldest."""
     clock = Mock(monotonic=Mock(return_value=100.0))
-    monkeypatch.setattr(context, "time", clock)
+    monkeypatch.setattr(shared, "time", clock)
     scheduler = Mock()
-    shared = Shared(Mock(), Readings(scheduler, Mock(), 5.0), Mock(), frozenset(), Mock(), 10.0)
-    shared.want("/", NoQueue("x"))
-    shared.want("/", NoQueue("x"))
+    of_all = Shared(Mock(), Readings(scheduler, Mock(), 5.0), Mock(), frozenset(), Mock(), 10.0)
+    of_all.want("/", NoQueue("x"))
+    of_all.want("/", NoQueue("x"))
     assert scheduler.want.mock_calls == [call(("/", "x"))]
     clock.monotonic.return_value += MEANT_EVERY
-    shared.want("/", NoQueue("x"))
+    of_all.want("/", NoQueue("x"))
     assert scheduler.want.mock_calls == 2 * [call(("/", "x"))]
     for n in range(MOST_NAMED):
-        shared.want("/", NoQueue(f"made up {n}"))
+        of_all.want("/", NoQueue(f"made up {n}"))
     assert len(scheduler.want.mock_calls) == 2 + MOST_NAMED
-    shared.want("/", NoQueue("x"))
+    of_all.want("/", NoQueue("x"))
     assert scheduler.want.mock_calls[-1] == call(("/", "x"))

@@ -4,7 +4,7 @@ import ssl
 
 import pytest
 
-from proxy.settings.connecting import in_words, not_http
+from proxy.settings.connection_faults import in_words, not_http
 
 CA = "ca_file must name the CA that signed the certificate of the server"
 

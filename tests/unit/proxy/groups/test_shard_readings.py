@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.groups.lag import Lag
-from proxy.groups.shards import (
+from proxy.groups.shard_readings import (
     PRIORITIES_FOR,
     judge,
     mixed,

@@ -10,8 +10,8 @@ from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.context import Shared
 from proxy.session.publishing.publish import held_publish
+from proxy.session.shared import Shared
 from proxy.session.waiting import may_go_on
 from proxy.topology.table import Unread
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
