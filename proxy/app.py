@@ -148,6 +148,7 @@ async def run(settings: Settings) -> None:
 
 
 def _reader(settings: Settings, api: Management, router: Router, selection: Selection) -> Reader:
+    """Return the reader of exchanges, set up as the settings say."""
     return Reader(
         api,
         router,
@@ -160,6 +161,7 @@ def _reader(settings: Settings, api: Management, router: Router, selection: Sele
 
 
 def _publisher(settings: Settings, brokers: Brokers, files: Files) -> Publisher:
+    """Return the publisher of HTTP's messages, set up as the settings say; nothing is connected yet."""
     return Publisher(
         brokers.dial,
         files.broker_login,
@@ -226,6 +228,7 @@ def _stop_at_signals() -> asyncio.Event:
 
 
 def _on_signal(stop: asyncio.Event) -> None:
+    """Begin the shutdown at the first SIGTERM or SIGINT; at the second one, end the process at once."""
     if stop.is_set():
         log.warning("a second signal: ending at once")
         logging.shutdown()
@@ -235,6 +238,7 @@ def _on_signal(stop: asyncio.Event) -> None:
 
 
 def _warn_of_open_doors(settings: Settings) -> None:
+    """Log for each way by which more clients may publish, or see tokens, than the operator may want."""
     if settings.is_open:
         log.warning(
             "insecure: ANYONE who reaches %s may publish with this sidecar's rights; to prevent it, set tokens_file",
@@ -289,6 +293,7 @@ async def _forgetting(forgetting: Forgetting) -> None:
 
 @contextlib.asynccontextmanager
 async def _running(forever: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine that has no end of its own in a task, for as long as the context lasts."""
     task = asyncio.create_task(forever)
     try:
         yield

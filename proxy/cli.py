@@ -159,6 +159,7 @@ nothing there."""
 
 
 def _add_group(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ring-proxy group`, and its parts: the report is shown without any part."""
     command.add_argument(
         "exchange", metavar="EXCHANGE", help="name of the exchange, or of one of its groups, such as orders/audit"
     )
@@ -215,6 +216,7 @@ def _add_pair(command: argparse.ArgumentParser) -> None:
 
 
 def _add_topology(command: argparse.ArgumentParser) -> None:
+    """Add the parts of `ring-proxy topology`, each with its arguments."""
     from proxy.shards import command as topology
 
     parts = command.add_subparsers(required=True, metavar="PART")
@@ -255,6 +257,7 @@ def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Run a sidecar until a signal ends it; ends the process, and so never returns. Raises ConfigError."""
     import uvloop
 
     from proxy.app import run
@@ -274,6 +277,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
+    """Print the settings and the memory that they need, or with `--check` every mistake; return the exit status."""
     from proxy.commands.check import mistakes
 
     if options.check:
@@ -312,6 +316,7 @@ def _group(options: argparse.Namespace) -> int:
 
 
 def _operate(options: argparse.Namespace) -> int:
+    """Send an operator's order for one key, and print what became of it; return the exit status."""
     from proxy.commands import operate
 
     for flag in ("watch", "json"):
@@ -338,6 +343,7 @@ def _no_report(options: argparse.Namespace, part: str) -> None:
 
 
 def _redrive(options: argparse.Namespace) -> int:
+    """Publish a group's dead letters again; return the exit status. Raises ConfigError for a flag of the report."""
     from proxy.redrive import command as redrive
 
     _no_report(options, "redrive")

@@ -43,6 +43,7 @@ def _ring(answer: Mapping[str, Any]) -> str:
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return a line for each difference of two sidecars' answers about one exchange; empty if they agree."""
     lines = [
         f"{field}: {mine.get(field)} / {theirs.get(field)}"
         for field in ("type", "mode", "passed", "refused", "hashed")

@@ -29,6 +29,7 @@ def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
 
 
 def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str) -> list[str]:
+    """Return the lines that `ring-proxy explain` prints for a sidecar's answer about one exchange and key."""
     lines = [f"exchange     {exchange} in virtual host {vhost}, {answer['type']}, mode {answer['mode']}"]
     place = answer.get("key")
     if answer.get("refused"):

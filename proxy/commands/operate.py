@@ -55,6 +55,10 @@ def run(settings: Settings, sidecar: str, vhost: str | None, exchange: str, act:
 
 
 def _order(answer: Mapping[str, Any], act: Act, key: str) -> Order:
+    """Return the order to do something to a key that waits, by a sidecar's answer about its keys.
+
+    `key` is the key or its hash. Raises QuestionError if no key or several keys of the answer match.
+    """
     found = [each for each in answer["keys"] if key in (each["key"], each["key_hash"])]
     if not found:
         elsewhere = ", ".join(sorted({str(each["host"]) for each in answer["elsewhere"] if each["host"]}))

@@ -168,6 +168,7 @@ def encode(beat: Beat) -> bytes:
 
 
 def _limited(members: Iterable[MemberBeat]) -> Iterator[MemberBeat]:
+    """Yield members without those beyond MAX_MEMBERS, and without the links and refusals beyond MAX_LINKS in all."""
     room = MAX_LINKS
     for member in islice(members, MAX_MEMBERS):
         links = dict(islice(member.links.items(), room))
@@ -198,6 +199,7 @@ def decode(body: bytes) -> Beat:
 
 
 def _parsed(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Return a body's JSON as the decoder's type. Raises BeatError."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -287,6 +287,11 @@ class Group:
         return Tick(steps, self._next_beat(now), questions, counted)
 
     def _next_beat(self, now: float) -> Beat | None:
+        """Return the beat that is due at `now`, monotonic; None if none is.
+
+        A farewell for a sidecar that is gone comes first. A beat is full if there are news, if the last full one was
+        lost, or if a full one is due.
+        """
         if self.peers.farewells:
             # A beat that has not gone out yet is replaced by the next one, so this sidecar's own news come once more.
             self._tell_at = min(self._tell_at, now + SOON)
@@ -313,6 +318,7 @@ class Group:
         return questions, counted
 
     def _decide(self, now: float) -> Sequence[Step]:
+        """Decide anew who should have which shard, note what has changed, and return the steps of this sidecar."""
         # Pauses that are over, for example, are no event of their own, so there is a decision now and then.
         self._changes, self._decide_at, self._decided_at = None, now + BEAT, now
         members = self.members(now)
@@ -361,6 +367,10 @@ class Group:
     # Beats of this sidecar
 
     def beat(self, now: float, *, is_full: bool) -> Beat:
+        """Return the next beat of this sidecar, numbered; a full one tells of its members, links and shards.
+
+        A beat that is not full is only a sign of life. The shards are left out if all other sidecars know the same.
+        """
         self._number += 1
         if not is_full:
             return Beat(self.sidecar, self._number)

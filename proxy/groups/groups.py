@@ -235,6 +235,7 @@ class Groups:
             task.cancel()
 
     async def _joined(self, member: Member, actions: Actions) -> None:
+        """Let a member join; an unexpected error is logged, and refuses the member. Never raises."""
         try:
             await self._join(member, actions)
         except Exception:

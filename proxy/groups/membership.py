@@ -167,6 +167,7 @@ class Room:
         return bool(may_answer)
 
     async def _received(self, message: AbstractIncomingMessage) -> None:
+        """Take a message of this sidecar's queue: a beat of the group, or an operator's order; ignore any other."""
         # A message that was published elsewhere, and has come here over a binding or by the queue's name, is no beat:
         # its publisher needed no right on this exchange. A dead-lettered message names the dead-letter exchange as its
         # exchange, and is known by a header that RabbitMQ adds.
@@ -208,6 +209,10 @@ class Room:
                 raise OSError("its own beats do not come back; the broker may have an alarm")
 
     def _tell(self, fault: str, queue: str = "") -> None:
+        """Note why no beats are sent, or with an empty `fault` that they are, and log it if it is new.
+
+        `queue` is the name of the queue by which this sidecar gets beats; empty while there is none.
+        """
         before, self.fault = self.fault, fault
         if fault and fault != before:
             log.warning("group %r, virtual host %r: members are not balanced: %s", self._group, self.line.vhost, fault)

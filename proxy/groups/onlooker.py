@@ -76,6 +76,7 @@ class Onlooker:
         return _report(name, shards, figures.seen, now - figures.read_at)
 
     def _figures(self, name: Name) -> _Figures:
+        """Return what is kept of a group, which is now the one asked for last; beyond MOST_KEPT drop the first."""
         figures = self._kept.pop(name, None) or _Figures()
         self._kept[name] = figures
         if len(self._kept) > MOST_KEPT:
@@ -85,6 +86,7 @@ class Onlooker:
         return figures
 
     async def _read(self, vhost: str, figures: _Figures, shards: list[str]) -> None:
+        """Read the shards of one group into `figures`, or the fault. One group is read at a time."""
         async with self._one_at_a_time:
             began = time.monotonic()
             try:

@@ -47,6 +47,7 @@ class Redelivered:
             self.worst, self.worst_at = times, now
 
     def _times(self, message: int, now: float) -> int:
+        """Count one redelivery of a message, and return how many there were of late: 1 for one beyond MOST_KNOWN."""
         if now - self._since > RECENT:
             self._known.clear()
             self._since = now

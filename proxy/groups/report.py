@@ -117,6 +117,7 @@ def _pauses_not_read(group: RunningGroup) -> list[str]:
 
 
 def _shard(group: RunningGroup, name: str, now: float) -> dict[str, Any]:
+    """Return what the report says of one shard: its owner and target, its lag, and what comes again."""
     again = group.redelivered.get(name)
     shard, found = group.state.shards[name], group.readings.exactness.shards.get(name)
     owner = group.state.decision.owners.get(name)
@@ -136,6 +137,7 @@ def _shard(group: RunningGroup, name: str, now: float) -> dict[str, Any]:
 
 
 def _move(group: RunningGroup, move: Move, members: Mapping[str, MemberBeat], now: float) -> dict[str, Any]:
+    """Return what the report says of a shard that is to move: from whom, to whom, and for what it waits."""
     state = group.state
     moving_since = state.shards[move.shard].moving_since if move.shard in state.shards else now
     links = [member.links[move.shard] for member in members.values() if move.shard in member.links]
@@ -154,6 +156,7 @@ def _move(group: RunningGroup, move: Move, members: Mapping[str, MemberBeat], no
 
 
 def _members(group: RunningGroup, members: Mapping[str, MemberBeat]) -> list[dict[str, Any]]:
+    """Return what the report says of each member that is not leaving, by the time at which it joined."""
     state, decision = group.state, group.state.decision
     hosts = {member: peer.beat.host for peer in state.peers.all.values() for member in peer.members}
     found = [

@@ -223,6 +223,7 @@ class RunningGroup:
             await asyncio.sleep(1.0)
 
     async def _run(self) -> None:
+        """Do all that is due, sleep until something is due or has come, and so on; ends by being cancelled."""
         while True:
             now = time.monotonic()
             self._follow(now)
@@ -245,6 +246,7 @@ class RunningGroup:
             self._wake.clear()
 
     def _tick(self, now: float) -> None:
+        """Do what the group's state says is due at `now`: steps, a beat, and questions to the broker."""
         tick = self.state.tick(now)
         for step in tick.steps:
             self._do(step, now)
@@ -270,6 +272,7 @@ class RunningGroup:
         self.state.follow(shards, entry.read_at, now)
 
     def _do(self, step: Step, now: float) -> None:
+        """Have a member of this sidecar open a link or let it go; a link that it cannot open is noted as refused."""
         member, actions = self.state.local.get(step.member), self._actions.get(step.member)
         if member is None or actions is None:
             return
@@ -350,6 +353,7 @@ class RunningGroup:
         return True
 
     def _look_at_keys(self) -> None:
+        """Gather the figures of keys in series that wait, and what came back, from this sidecar's members."""
         self.backlogs = []
         for member in self.state.local.values():
             with self._a_session():

@@ -302,6 +302,7 @@ def parse_shard(
 
 
 def _lag(queue: _Queue, *, has_rates: bool) -> Lag:
+    """Return the lag of a queue, as the management API shows it. Without `has_rates` the API tells no rates at all."""
     # A queue of which the broker makes no statistics has no rates either; one to which nothing happened has none yet.
     if queue.messages_ready is None or not has_rates:
         return lag_of(queue.messages_ready, queue.messages_unacknowledged, None, None)

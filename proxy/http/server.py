@@ -370,6 +370,7 @@ class _Protocol(web.RequestHandler):
         self._unread_timer = self._server.loop.call_later(bounds.seconds, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
+        """Close the connection if the client has read less than LEAST_RATE since the last look; else wait on."""
         before, to = self._unread, self._to
         self._forget_unread()
         if to is None:

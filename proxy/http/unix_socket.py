@@ -34,6 +34,7 @@ def unix_socket(setting: str, path: Path) -> Iterator[socket.socket]:
 
 
 def _remove_stale(setting: str, path: Path) -> None:
+    """Remove a socket's file on which nobody listens any more. Raises ConfigError if the path is taken."""
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:

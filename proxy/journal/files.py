@@ -136,6 +136,7 @@ class FileStore:
         return False
 
     def _begin(self, hour: int) -> None:
+        """Make the file for the lines of an hour, counted from 1970, under its hidden name."""
         day = time.strftime("%Y-%m-%d", time.gmtime(hour * HOUR))
         folder = self._folder / "records" / f"dt={day}" / f"hour={hour % 24:02}"
         _make(folder)

@@ -48,6 +48,7 @@ class Journaling:
 
 
 def _store(settings: Settings, files: Files, proxy: str) -> Store | None:
+    """Return the store that the settings name: files or a stream queue; None without a journal. Raises ConfigError."""
     if settings.journal_dir is not None:
         return FileStore(
             settings.journal_dir,

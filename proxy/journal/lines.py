@@ -77,6 +77,7 @@ class LineFormatter:
         )
 
     def _route(self, name: Name, ring: str) -> str:
+        """Return the part of a line that tells exchange and ring, and keep it for the next record."""
         if len(self._routes) >= _MOST_NAMES:
             self._routes.clear()
         vhost, exchange = name

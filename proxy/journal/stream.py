@@ -82,6 +82,7 @@ class StreamStore:
         return self._confirmed
 
     def _send(self, body: bytes, kind: str, encoding: str | None) -> None:
+        """Publish a body from the writer's thread, and wait for its confirm. Raises StoreError."""
         message = aio_pika.Message(
             body,
             type=kind,
@@ -102,6 +103,7 @@ class StreamStore:
             raise StoreError("the stream queue did not confirm in time") from error
 
     async def _publish(self, message: aio_pika.Message) -> None:
+        """Publish a message until it is confirmed, connecting anew after each fault. Raises StoreError at the end."""
         fault = ""
         try:
             async with asyncio.timeout(_LAST_TRY if self._closing else self._patience) as self._limit:

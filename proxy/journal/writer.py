@@ -89,6 +89,7 @@ class Writer:
         self._filled.put(None)
 
     def _take(self, filled: Filled) -> None:
+        """Write the records of a full buffer, in lines of at most an hour, and empty it."""
         epoch = wall_at_zero()
         self._chunk, self._size, self._first, self._due = [], 0, filled.first, {}
         for n in range(filled.used):
@@ -135,6 +136,7 @@ class Writer:
                 self.fault = ""
 
     def _failed(self, error: Exception, count: int) -> None:
+        """Count records that a store refused, and those of the file that it gave up; log the fault if it is new."""
         given_up = self._store.give_up()
         self.written -= given_up
         self.lost += given_up

@@ -59,6 +59,7 @@ class Socket(asyncio.Protocol):
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:
+        """Give the broker's bytes to the protocol, log its news, and tell the connection if its state has changed."""
         self.heard_at = time.monotonic()
         protocol = self.protocol
         before = protocol.stage, protocol.blocked
@@ -80,6 +81,7 @@ class Socket(asyncio.Protocol):
             self.end()
 
     def flush(self) -> None:
+        """Write all that the protocol has made in this turn of the event loop."""
         out = self.protocol.out
         self.protocol.pack()
         if out and self.transport is not None:
@@ -274,6 +276,7 @@ class BrokerConnection:
         await asyncio.wait((socket.closed,), timeout=_TICK)
 
     def _tick(self, socket: Socket, now: float) -> None:
+        """Give up publishes whose confirm is overdue, send heartbeats, and end a connection without any."""
         protocol, marks = socket.protocol, self._marks
         if protocol.in_flight and (not marks or now - marks[-1][0] >= self._confirm_timeout / _MARKS):
             marks.append((now, protocol.marks()))
@@ -310,6 +313,7 @@ class BrokerConnection:
             self.wake()
 
     def _ended(self, protocol: PublisherProtocol, socket: Socket | None) -> None:
+        """Give each publish under way its result, as the connection is lost; note whether the login was refused."""
         refused = protocol.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.protocol is None
         self.login_refused = protocol.code if refused else 0
         self.protocol = self._socket = self._probed = None

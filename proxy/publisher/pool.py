@@ -151,6 +151,7 @@ class Publisher:
             )
 
     def _begun(self, vhost: str, login: Login | None) -> ConnectionGroup:
+        """Return a new group of connections that begin to connect, for a user's login or for the sidecar's own."""
         asked = self._login if login is None else lambda: login
         connections = tuple(
             BrokerConnection(

@@ -265,6 +265,7 @@ class PublisherProtocol:
         self._rest = data[i:]
 
     def _on_method(self, number: int, data: bytes, i: int, end: int) -> None:
+        """Take one method frame of the broker's. Raises StructError, IndexError or Fault if it cannot be read."""
         method = u32(data, i + 7)
         self.methods += 1
         if method == BASIC_ACK and end - i >= _LEAST_ACK:

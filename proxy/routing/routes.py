@@ -137,6 +137,7 @@ class RouteTable:
             router.used_at[name] = router.clock()
 
     def _make(self, exchange: bytes) -> Route | Unread:
+        """Return a new route to an exchange, made of its entry; or what must be read first."""
         router, counters = self._tables.router, self._tables.counter_table.of
         try:
             name = (self._vhost, exchange.decode())
@@ -207,6 +208,7 @@ class RouteTable:
         return self._put(exchange, Route(name, self._tables.counter_table.of(name, reason), reason, ring))
 
     def _put(self, exchange: bytes, route: Route, routes: dict[bytes, Route] | None = None) -> Route:
+        """Keep a route, by its exchange, and return it; all others are dropped first if there are too many."""
         if len(self.routes) + len(self._internal) >= MOST_ROUTES:
             self.clear()
         if route.known is not None or route.matcher is not None:

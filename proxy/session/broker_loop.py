@@ -100,6 +100,10 @@ def _settle(c: Connection) -> None:
 
 
 def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+    """Walk the frames of the broker's bytes: forward runs that need no change, and hand the others to their handlers.
+
+    Raises StructError, IndexError or Fault for a frame that cannot be read.
+    """
     way, own, channels = c.to_client, c.republishing, c.channels
     if c.phase >= Phase.CLOSED:
         closing.late_from_broker(c, data)

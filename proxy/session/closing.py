@@ -258,6 +258,7 @@ def refuse_open(c: Connection, channel: Channel, text: str) -> None:
 
 
 def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
+    """Give up a channel that this proxy closes: its publishes get no answers, and the client gets `last_words`."""
     channel.enter(ChannelState.ABANDONED)
     channel.confirms.abandon()
     channel.deferred.clear()
@@ -406,6 +407,7 @@ def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: 
 
 
 def _gone(c: Connection, channel: Channel) -> None:
+    """Forget a channel that both peers have closed."""
     channel.confirms.abandon()
     c.republishing.returning.pop(channel, None)
     channel.enter(ChannelState.GONE)

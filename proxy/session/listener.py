@@ -172,6 +172,7 @@ class Listener:
         return _Refusal(self._refusals, code, text) if len(self._refusals) < SPARE else None
 
     def _ended(self, session: Session) -> None:
+        """Count a session that is over, and how it ended."""
         self.sessions.discard(session)
         self.ends[session.end or End.CLIENT] += 1
         self.shared.client_frames += session.connection.to_broker.frames

@@ -73,6 +73,7 @@ class Session:
     # Input from the sockets
 
     def received(self, peer: PeerSocket, data: bytes) -> None:
+        """Take bytes of a peer's socket, for TURN seconds; go on with the rest after other sessions."""
         c = self.connection
         c.now = time.monotonic()
         c.turn_ends = c.now + TURN
@@ -185,6 +186,7 @@ class Session:
                 self._within(time_limits.CLOSE_WITHIN, End.PROTOCOL)
 
     async def _dial(self) -> None:
+        """Connect to a broker, and begin the handshake with what the client has sent meanwhile; or end the session."""
         try:
             await self._shared.dial(lambda: self.broker)
         except OSError as error:
@@ -298,6 +300,7 @@ class Session:
             self._deadline = self._loop.call_later(time_limits.LEAVE_WITHIN, self._guarded, self._forward_client_close)
 
     def _forward_client_close(self) -> None:
+        """Pass the client's connection.close on, which has waited until no published message can come back."""
         c = self.connection
         self._within(None, End.CLIENT)
         if c.phase is Phase.LEAVING:
@@ -307,6 +310,7 @@ class Session:
                 self.at_end(self.client)
 
     def _handle_events(self) -> None:
+        """Do what the session's core has asked for: readings, log lines, counts and deadlines."""
         c = self.connection
         events, c.events = c.events, []
         for event in events:
@@ -439,6 +443,7 @@ class Session:
         self._stop(End.DEFECT)
 
     def _finish(self) -> None:
+        """End the session, whose sockets are closed, and let go of all that it holds."""
         self.connection.enter(Phase.OVER)
         self._attendant.lost()
         self._within(None, End.CLIENT)

@@ -259,6 +259,7 @@ class Settings:
         self._check_journal()
 
     def _check_urls(self) -> None:
+        """Check the addresses of the broker and of the management API. Raises ConfigError, which names the setting."""
         if self.broker_url.scheme not in ("amqp", "amqps"):
             # Where a URL begins wrongly, what in it is a password cannot be told.
             raise ConfigError("broker_url: does not start with amqp:// or amqps://")
@@ -282,6 +283,7 @@ class Settings:
         return ""
 
     def _check_listeners(self) -> None:
+        """Check that no two listeners share an address, and that not everybody may publish. Raises ConfigError."""
         taken: dict[Address, str] = {}
         for name in ("amqp_listen", "http_listen", "admin_listen"):
             address = getattr(self, name)
@@ -315,6 +317,7 @@ class Settings:
                     )
 
     def _check_groups(self) -> None:
+        """Check that no setting of groups is without effect or contradicts another. Raises ConfigError."""
         if self.groups_in_series and not self.groups:
             raise ConfigError("groups_in_series: has no effect, because groups names no exchange; set groups too")
         if self.groups_window > MOST_WINDOW:
@@ -366,6 +369,7 @@ class Settings:
             )
 
     def _check_journal(self) -> None:
+        """Check that the settings of the journal agree. Raises ConfigError."""
         if self.journal_dir is not None and self.journal_stream is not None:
             raise ConfigError("journal_stream: journal_dir is set too; set only one of them")
         if self.journal_stream is not None and len(self.journal_stream.encode()) > 255:

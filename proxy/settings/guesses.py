@@ -78,6 +78,7 @@ class Guesses:
         return max(level - (self._clock() - at) * RATE, 0.0)
 
     def _tell(self, peer: str, kind: Kind, who: str) -> None:
+        """Log a wrong credential, once in LOG_EVERY at most; the others are counted, and told in the next line."""
         now = self._clock()
         if now < self._tell_from:
             self._untold += 1

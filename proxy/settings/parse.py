@@ -101,6 +101,7 @@ def parse_host(value: Any) -> str:
 
 
 def _is_host(host: str) -> bool:
+    """Return whether a text may be a host name or an IP address."""
     try:
         host.encode("idna")
     except UnicodeError:

@@ -78,6 +78,7 @@ SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if fie
 
 
 def _file_values(file: Path | None) -> dict[str, Any]:
+    """Return the values in a TOML file, by the settings' attributes; empty without a file. Raises ConfigError."""
     if file is None:
         return {}
     try:
@@ -93,6 +94,10 @@ def _file_values(file: Path | None) -> dict[str, Any]:
 
 
 def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the variables that begin with ENVIRONMENT_PREFIX, by the settings' attributes.
+
+    The variables that Kubernetes makes for services are left out. Raises ConfigError for one that is no setting.
+    """
     values = {}
     services = [v.removesuffix(_KUBERNETES_HOST) for v in environment if v.endswith("_" + _KUBERNETES_HOST)]
     for variable, text in environment.items():
@@ -178,6 +183,7 @@ def hidden(url: URL) -> str:
 
 
 def _toml(value: Any) -> str:
+    """Return a setting's value as TOML; the password of a URL is hidden."""
     match value:
         case tuple() if not isinstance(value, Address):
             return "[" + ", ".join(_toml(v) for v in value) + "]"

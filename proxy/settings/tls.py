@@ -66,6 +66,7 @@ class BrokerTls:
 
 
 def _server_context(own: Own, client_ca: Path | None) -> Made:
+    """Return the context of the listeners, made of the files as they are. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     ends = _show(context, own)
@@ -76,6 +77,7 @@ def _server_context(own: Own, client_ca: Path | None) -> Made:
 
 
 def _client_context(ca: Path | None, own: Own | None) -> Made:
+    """Return the context towards the broker, made of the files as they are. Raises ConfigError."""
     if ca is None:
         context = ssl.create_default_context()
     else:

@@ -150,6 +150,7 @@ def _name(where: str, entry: dict[str, Any]) -> str:
 
 
 def _digest(where: str, entry: dict[str, Any]) -> bytes:
+    """Return the SHA-256 of an entry's token, given as either of them. Raises ConfigError that begins with `where`."""
     for field in entry:
         if field not in _FIELDS:
             raise ConfigError(f"{where}: unknown field {field!r}")
@@ -166,6 +167,7 @@ def _digest(where: str, entry: dict[str, Any]) -> bytes:
 
 
 def _publish(where: str, entry: dict[str, Any]) -> Selection:
+    """Return the exchanges that an entry lets its token publish to. Raises ConfigError that begins with `where`."""
     try:
         patterns = parse_patterns(entry.get("publish", []))
     except ConfigError as error:

@@ -208,6 +208,7 @@ def find_exchange(body: Body, name: str) -> Exchange | None:
 
 
 def _exchange(page: ExchangePage) -> Exchange:
+    """Return the exchange that the management API's page shows. Raises TopologyError for arguments of no use."""
     arguments = page.arguments
     # x-modulus-hash hashes the routing key whatever its arguments say.
     hashes = page.type == CONSISTENT_HASH
@@ -242,6 +243,7 @@ def parse_bindings_with_arguments(body: Body) -> tuple[Binding, ...]:
 
 
 def _bindings(items: Sequence[answers.BindingItem | answers.BindingItemWithArguments]) -> tuple[Binding, ...]:
+    """Return the bindings that a list of the management API shows. Raises TopologyError for more than MAX_BINDINGS."""
     if len(items) > MAX_BINDINGS:
         raise TopologyError(
             f"bindings: the exchange has {len(items)}, and ringproxy takes {MAX_BINDINGS} at most; unbind some"

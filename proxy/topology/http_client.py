@@ -66,6 +66,7 @@ class _Protocol(ResponseHandler):
         super().set_response_params(**parameters)
 
     def data_received(self, data: bytes) -> None:
+        """Parse what a server sent: in pieces until its final answer comes, so that interim ones (1xx) are counted."""
         if self._final:
             super().data_received(data)
             return
@@ -75,6 +76,7 @@ class _Protocol(ResponseHandler):
                 super().data_received(data[start : start + _PIECE])
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Count interim answers, and end the connection beyond MOST_INTERIM."""
         self._final = not 100 <= data[0].code < 200
         self._interim += not self._final
         if self._interim <= MOST_INTERIM:

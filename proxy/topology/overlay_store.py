@@ -45,6 +45,7 @@ class _VhostOverlays:
         """The number of entries in that index."""
 
     def add(self, exchange: str, declaration: Declaration, at: float) -> None:
+        """Record a declaration about an exchange; beyond the limits forget the exchanges declared on longest ago."""
         overlay = self.overlays.pop(exchange, None) or Overlay(exchange)
         self.overlays[exchange] = overlay  # the last one, for it was declared on last
         self.statement_count -= overlay.statement_count
@@ -70,6 +71,7 @@ class _VhostOverlays:
         return [name for name in noted if name in self.overlays and self.overlays[name].has_added(destination)]
 
     def _note(self, destination: Destination, exchange: str) -> None:
+        """Note that a declaration binds a destination to an exchange, so that the exchange is found by it."""
         noted = self._adding.setdefault(destination, set())
         self._noted += exchange not in noted
         noted.add(exchange)

@@ -312,6 +312,10 @@ def properties(data: bytes, start: int, end: int) -> dict[int, bytes]:
 
 
 def _property(wanted: str, flags: int, data: bytes, at: int, end: int) -> bytes | None:
+    """Return the bytes to hash of a property that comes behind the headers, from `at` on; None if it is not set.
+
+    Raises Fault 502.
+    """
     for name, flag, size in _AFTER_HEADERS:
         if not flags & flag:
             continue

@@ -123,6 +123,8 @@ _KINDS: dict[type, str] = {dict: "an object", list: "a list"}
 
 
 def _whole(most: int, least: int = 0) -> Callable[[object], int]:
+    """Return a check of whole numbers from `least` to `most`, given as one or as digits. It raises PropertyError."""
+
     def check(value: object) -> int:
         number = value
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:

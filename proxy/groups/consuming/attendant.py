@@ -156,6 +156,7 @@ class GroupAttendant(Attendant):
                 self._try = asyncio.get_running_loop().call_later(delay, self._guarded, self._try_again)
 
     def _handle(self, event: GroupEvent) -> None:
+        """Do what one event of the session's interceptor asks of the groups or of the log."""
         interceptor = self.interceptor
         vhost = interceptor.c.vhost
         if isinstance(event, LinkChanged):

@@ -278,6 +278,7 @@ class Numbering(Merge):
         return number
 
     def _remove(self, delivery: Delivery) -> None:
+        """Take a settled delivery out of both lists of unacked ones: that of the channel, and that of its source."""
         unacked, source, link = self.unacked, delivery.source, delivery.source.link
         del unacked[delivery.number]
         before = unacked[delivery.before] if delivery.before else None

@@ -91,6 +91,7 @@ class ProxyCollector(Collector):
         yield from group_metrics.collect(self._groups)
 
     def _collect_publishes(self) -> Iterator[Metric]:
+        """Yield what became of publishes, by ingress, exchange and outcome, and how long confirms took."""
         counts = self._counts
         yield _counter(
             "ringproxy_publishes",
@@ -136,6 +137,7 @@ class ProxyCollector(Collector):
         )
 
     def _collect_sessions(self) -> Iterator[Metric]:
+        """Yield how many AMQP sessions there are, how they ended, and how many bytes and frames they carried."""
         listener = self._listener
         yield GaugeMetricFamily("ringproxy_amqp_sessions", "AMQP sessions that are open now.", len(listener.sessions))
         yield CounterMetricFamily("ringproxy_amqp_sessions_opened", "AMQP sessions that began.", listener.opened)
@@ -162,6 +164,7 @@ class ProxyCollector(Collector):
             )
 
     def _collect_rings(self) -> Iterator[Metric]:
+        """Yield the state of each exchange that is known: its ring, its age, and what is wrong with its bindings."""
         labels = ["vhost", "exchange"]
         destinations = GaugeMetricFamily("ringproxy_ring_destinations", "Destinations on the ring.", labels=labels)
         fingerprints = GaugeMetricFamily(
@@ -270,6 +273,7 @@ class ProxyCollector(Collector):
         )
 
     def _collect_journal(self) -> Iterator[Metric]:
+        """Yield how many records the journal took and dropped; nothing without a journal."""
         journal, writer = self._journaling.journal, self._journaling.writer
         if journal is None or writer is None:
             return
@@ -287,6 +291,7 @@ class ProxyCollector(Collector):
         )
 
     def _collect_http(self) -> Iterator[Metric]:
+        """Yield the answers of both HTTP listeners, and what their requests hold."""
         answers = self._counts.http_answers.items()
         yield _counter(
             "ringproxy_http_responses",
@@ -307,6 +312,7 @@ class ProxyCollector(Collector):
         )
 
     def _collect_files(self) -> Iterator[Metric]:
+        """Yield whether the files that settings name are in force, and when certificates end."""
         yield _counter(
             "ringproxy_reload_failures",
             "Times that a changed file of a setting had a mistake.",

@@ -305,6 +305,7 @@ class Admin:
             self._look_ups -= 1
 
     def _shown(self, name: Name, entry: Entry) -> dict[str, Any]:
+        """Return what `/rings` answers about one exchange, but for a key; docs/reference/admin.md lists the members."""
         shown: dict[str, Any] = {
             "vhost": name[0],
             "exchange": name[1],

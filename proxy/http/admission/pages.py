@@ -64,6 +64,7 @@ class HostNames:
         raise ProblemError(421, "misdirected", detail, Outcome.INVALID)
 
     def _is_named(self, host: str) -> bool:
+        """Return whether a Host header, with or without a port, names this listener."""
         if ANY_HOST in self._more:
             return True
         found = _HOST.fullmatch(host) if len(host) <= _LONGEST_HOST else None

@@ -116,6 +116,10 @@ class ManagementEndpoint:
             guesses.worked(login)
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
+        """Publish a message as the user `login`; return whether a queue took it.
+
+        Raises ProblemError, in the management API's words, for any other end.
+        """
         self._gate.hold(admitted, message.size)
         handle = await self._dispatch.exchange_handle(name, login)
         single = Single(self._dispatch, handle, message, self._gate.loop)
@@ -185,6 +189,7 @@ def _login(request: web.Request) -> Login:
 
 
 def _name(part: str) -> str:
+    """Return the name that a part of a URL's path stands for, decoded. Raises _BadError."""
     try:
         name = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
@@ -251,6 +256,7 @@ def _properties(given: object, user: str) -> Properties:
 
 
 def _payload(fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes to publish, by the fields `payload` and `payload_encoding`. Raises _BadError."""
     payload, encoding = fields["payload"], fields["payload_encoding"]
     if not isinstance(payload, str):
         raise _BadError("payload_not_string")
@@ -299,6 +305,7 @@ def _error(problem: ProblemError) -> web.Response:
 
 
 def _json(status: int, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return an answer in JSON, written without spaces as the management API writes it."""
     return web.Response(
         body=json.dumps(answer, separators=(",", ":")).encode(),
         status=status,

@@ -28,6 +28,7 @@ class _Page:
         self._document = document
 
     def render(self) -> str:
+        """Return the whole page: contents, operations by tag, ways to authenticate, and schemas."""
         info, components = self._document["info"], self._document["components"]
         title = escape(info["title"])
         tags = [(tag["name"], list(self._operations(tag["name"]))) for tag in self._document["tags"]]
@@ -64,6 +65,7 @@ class _Page:
                     yield method.upper(), path, operation
 
     def _operation(self, method: str, path: str, operation: Mapping[str, Any]) -> str:
+        """Return the section about one operation: an example, its parameters, its body and its answers."""
         parameters = [self._resolved(parameter) for parameter in operation.get("parameters", ())]
         body = operation.get("requestBody", {})
         content = body.get("content", {})
@@ -80,6 +82,7 @@ class _Page:
         )
 
     def _resolved(self, maybe: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an object of the document, or what its `$ref` points to."""
         found: Mapping[str, Any] = maybe
         if "$ref" in maybe:
             found = self._document
@@ -88,6 +91,7 @@ class _Page:
         return found
 
     def _answers(self, answers: Mapping[str, Mapping[str, Any]]) -> str:
+        """Return the tables of an operation's answers: good ones are shown, problems are folded."""
         good = [_answer(status, answer) for status, answer in answers.items() if status < "400"]
         bad = [_answer(status, answer) for status, answer in answers.items() if status >= "400"]
         columns = ("Status", "When", "Body")
@@ -117,6 +121,7 @@ class _Page:
         return " \\\n  ".join(lines)
 
     def _schema(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return one schema, folded, with a table of its members."""
         required = schema.get("required", ())
         members = [
             (f"<code>{escape(member)}</code>{_star(member in required)}", _value(of), _prose(of.get("description", "")))

@@ -223,6 +223,7 @@ def _check(name: str, value: object) -> None:
 
 
 def _is_real_time(text: str) -> bool:
+    """Return whether a text is a timestamp by RFC 3339 whose day exists."""
     found = _is_time(text)
     if found is None:
         return False

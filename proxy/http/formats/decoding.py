@@ -91,6 +91,7 @@ class Structure:
             self._add(text[at : at + _SLICE])
 
     def _add(self, text: str) -> None:
+        """Count the characters of the next part of a text that are outside strings, wherever the parts are cut."""
         # Without what is escaped, each quote begins or ends a string.
         text = (self._cut + text).replace("\\\\", "")
         self._cut = "\\" if text.endswith("\\") else ""

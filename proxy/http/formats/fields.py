@@ -161,6 +161,7 @@ _PAYLOADS: dict[str, Callable[[object], bytes]] = {"string": utf8, "base64": fro
 
 
 def _payload(item: Item) -> bytes:
+    """Return the body of an item's message, by `payload` and `payload_encoding`. Raises PropertyError."""
     encoding = item.get("payload_encoding", "string")
     if not isinstance(encoding, str) or encoding not in _PAYLOADS:
         raise PropertyError(f"payload_encoding: {shown(encoding)} is not one of {', '.join(_PAYLOADS)}")

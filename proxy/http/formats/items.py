@@ -61,6 +61,7 @@ class Items:
         yield from self._parser.end()
 
     def _bytes(self, data: bytes) -> Iterator[Item]:
+        """Yield the items that are whole with these bytes. Raises BodyError for a fault, after the items before it."""
         fault = ""
         try:
             text = self._decoder.decode(data[: self._left])

@@ -138,6 +138,10 @@ def _put_trace(traces: dict[str, str], name: str, value: bytes) -> None:
 
 
 def _put_header(headers: dict[str, object], field: str, lower: bytes, value: bytes) -> None:
+    """Add the message header that a request's field asks for to `headers`; one of the stamps is dropped.
+
+    Raises ProblemError 400 for a field that is no message header, or a wrong one.
+    """
     if not lower.startswith(_HEADER_PREFIX):
         raise invalid(field[:60], "not a property that a message may have; a message header is Amqp-Header-<name>")
     name = field[len(_HEADER_PREFIX) :]
@@ -184,6 +188,7 @@ def name_of(request: web.Request, query: Mapping[str, str], default_vhost: str) 
 
 @lru_cache(maxsize=1024)
 def _named(exchange_part: str, vhost_text: str) -> Name:
+    """Return the virtual host and exchange of a request, decoded. Raises ProblemError 400, or 404 for `.` and `..`."""
     vhost = short("vhost", vhost_text.encode("utf-8", "surrogateescape"))
     exchange = text("exchange", short("exchange", unquote_to_bytes(exchange_part)))
     if exchange in _NO_PAGE:

@@ -86,6 +86,7 @@ class _Text:
         return self.error(TOO_MUCH(MOST_STRUCTURE), too_large=True)
 
     def _keep(self, text: str) -> None:
+        """Add text behind what is kept, and count it."""
         self._parts.append(text)
         self.size += len(text)
         self.held += getsizeof(text)
@@ -350,6 +351,7 @@ class ItemList(_Text):
         return self.error(said(error))
 
     def _misplaced(self, c: str) -> BodyError:
+        """Return the error for a character that may not come next between items."""
         if self._state is _State.BODY and c == "[":
             return BodyError(self.count, f"body: a list{_A_BATCH}")
         if self._moves is _MOVES_OF_A_LIST and self._state is _State.LIST and c == "{":

@@ -253,6 +253,7 @@ class Batch:
         return entry.placement is not None and self._dispatch.came_back(entry.placement, result)
 
     def _fail(self, entry: _Entry, result: PublishResult, retryable: bool) -> None:
+        """Note a message's outcome that is no confirm; the later messages of its key must not be sent any more."""
         if len(result.detail) > _LONGEST_DETAIL:
             # Here and not in the answer, or what clients make of it would be kept until then.
             result = result._replace(detail=result.detail[:_LONGEST_DETAIL])
@@ -290,6 +291,7 @@ class Batch:
             self._returned += again
 
     async def _send_one_again(self, index: int, since: float) -> None:
+        """Send a message that came back once more, or that waited behind one; note its failure if that is no use."""
         entry = self._entries[index]
         message, before = entry.message, entry.placement
         assert message is not None
@@ -352,6 +354,7 @@ class Batch:
 
 
 def _result(entry: _Entry) -> dict[str, Any]:
+    """Return one message's entry in the answer: its receipt, or its outcome and why."""
     named = {} if entry.id is None else {"id": entry.id}
     if entry.result is CONFIRMED and entry.placement is not None:
         return named | receipt(entry.placement)

@@ -209,6 +209,7 @@ class Dispatch:
         return found
 
     def _choose(self, name: Name, key: bytes, since: float) -> Chosen | Unread:
+        """Return which destination a key has at an exchange, or the exchange that must be read first; see `choose`."""
         entry = self._router.look(name, since)
         if isinstance(entry, Unread):
             return entry
@@ -256,6 +257,11 @@ class Dispatch:
         message: Message,
         confirm_to: tuple[Receiver, int],
     ) -> None:
+        """Hand a message whose place is known to a connection, and count it.
+
+        `confirm_to` has the receiver of the broker's answer, and its index for the message. Raises ProblemError 413 for
+        a body larger than the broker takes.
+        """
         protocol, route, key = connection.protocol, placement.route, message.key or b""
         assert protocol is not None
         counters = route.counters
@@ -287,6 +293,7 @@ class Dispatch:
     def _journalled(
         self, journal: Journal, placement: Placement, choice: Choice, message: Message, confirm_to: tuple[Receiver, int]
     ) -> JournalReceiver:
+        """Return a receiver that records the message in the journal before it passes the broker's answer on."""
         header = message.header.payload(len(message.body))
         record = Record("http", placement.route.name, header, 0, len(header), journal.clock())
         choice.tell(record, placement.where)

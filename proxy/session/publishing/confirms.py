@@ -181,6 +181,7 @@ class Confirms:
             self._settle_all(self.low + 1, number, acked)
 
     def _settle_one(self, number: int, acked: bool) -> None:
+        """Take the broker's answer to one publish; ignored if there is no such publish without an answer."""
         counters = self.open.take(number)
         if counters is None:
             return
@@ -196,6 +197,7 @@ class Confirms:
             self._advance(number)
 
     def _settle_all(self, first: int, last: int, acked: bool) -> None:
+        """Take the broker's answer to all publishes from `first` to `last` that have none."""
         if self.records:
             self._tell_all(first, last, acked)
         if self.returned or self.notes:
