@@ -214,7 +214,10 @@ class Group:
     # News of the other sidecars.
 
     def heard(self, beat: Beat, now: float) -> None:
-        """Take a beat of any sidecar, this one included."""
+        """Take a beat of any sidecar, this one included, and have what follows from it told and decided.
+
+        This sidecar's own beat shows that it hears; one that says it has left, though it has members, is answered.
+        """
         if beat.sidecar == self.sidecar:
             if beat.members == () and self.local:
                 # Those who watch this sidecar took it for gone, as while its connection was lost.

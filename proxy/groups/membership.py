@@ -235,7 +235,7 @@ class Line:
         """How many groups of the virtual host there are."""
 
     async def is_there(self, asked: str, queue: str) -> bool | None:
-        """Return whether a sidecar's queue is there, by its name; None where the broker does not tell.
+        """Return whether a sidecar's queue of this name exists; None if the broker does not tell within a second.
 
         `asked` is the exchange by which the sidecars of its group ask for each other's queues.
         """

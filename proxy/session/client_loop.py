@@ -323,7 +323,10 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 
 
 def _other_method(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take any method but basic.publish, of which the interceptor is asked first."""
+    """Take any method but basic.publish: the interceptor is asked first, then its row in `methods.FROM_CLIENT`.
+
+    Returns as `methods` says.
+    """
     handler = _METHODS.get(method)
     if handler is None:
         channel.has_other_state = True

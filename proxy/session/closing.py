@@ -172,7 +172,11 @@ def late_from_broker(c: Connection, data: bytes) -> None:
 
 
 def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
-    """Return the methods on channel 0 among frames, the beginning of the last one, and how many bytes of it to skip."""
+    """Return the methods on channel 0 among the frames of `data` from `skip` on, and what is left of the last frame.
+
+    An unfinished method is returned as its beginning; of any other frame that is not whole, the number of bytes still
+    to come is returned, which the next call skips.
+    """
     if skip >= len(data):
         return set(), b"", skip - len(data)
     found: set[int] = set()
@@ -300,7 +304,11 @@ def client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: i
 
 
 def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take the broker's channel.close: what it has not answered is unknown, and a refused publish may show why."""
+    """Take the broker's channel.close: publishes that it has not answered are unknown from now on.
+
+    If a lane is gone, the channel is opened again unseen where that loses nothing. If the client may not publish where
+    the ring leads, or takes a hash exchange for a queue, it gets a hint. Returns as `methods` says.
+    """
     if channel.state >= ChannelState.REFUSING and channel.expect == EXPECT_METHOD:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
@@ -391,7 +399,10 @@ def note_missing(c: Connection, exchanges: list[bytes]) -> None:
 
 
 def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take the broker's channel.close-ok, which waits behind the answers to messages that came back."""
+    """Take the broker's channel.close-ok, which waits behind the answers to messages that came back.
+
+    A channel that this proxy closes gets the client's refusal then; any other is forgotten. Returns as `methods` says.
+    """
     if channel.unsettled_returns and c.phase <= Phase.LEAVING:
         channel.deferred.append(data[i:end])
         return b""

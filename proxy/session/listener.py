@@ -74,7 +74,10 @@ class _Refusal(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(time_limits.CLOSE_WITHIN, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Answer the client's first bytes and end at its close-ok; all else is ignored."""
+        """Answer the client's protocol header with connection.start and close, and end at its close-ok.
+
+        All else is ignored.
+        """
         if self._transport is None:
             return
         if self._read < len(PROTOCOL_HEADER) <= self._read + len(data):

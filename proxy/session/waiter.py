@@ -76,7 +76,10 @@ class Waiter:
             task.cancel()
 
     async def channel(self, channel: Channel) -> None:
-        """Wait until no frame of a channel has to wait any more: the channel goes on, or is closed."""
+        """Have each frame in a channel's backlog go on once what it waits for has come, until none waits.
+
+        Each has `lookup_timeout`, or `answer_timeout`, seconds; the channel is closed if one of them has waited longer.
+        """
         c = self._connection
         asked = time.monotonic()
         while (backlog := channel.backlog) is not None and c.running:

@@ -70,7 +70,7 @@ class Waiting:
 
 
 def may_go_on(channel: Channel, backlog: Backlog, interceptor: Interceptor | None) -> bool:
-    """Return whether a channel need not wait any more for what its backlog has waited for."""
+    """Return whether what a channel's backlog waits for has come: an answer, the channel's end, or the interceptor."""
     if backlog.awaited is Wait.UNANSWERED:
         return not (channel.declaring and channel.state == ChannelState.OPEN)
     if backlog.awaited is Wait.BEING_CLOSED:

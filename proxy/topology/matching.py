@@ -114,9 +114,9 @@ class Trie:
             node.binding, node.binding_match = binding, match
 
     def conflicting(self, pattern: Words, match: i64) -> Binding | None:
-        """Return a binding with another match for which some key matches both patterns; None if there is none.
+        """Return a binding with another match than `match` that some key matches as well as `pattern`; None for none.
 
-        Raises TooManyError.
+        Raises TooManyError if that takes too many steps.
         """
         seen: set[int] = set()
         # Each node with the number of words of `pattern` by which some key leads to it.

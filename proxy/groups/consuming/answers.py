@@ -55,7 +55,10 @@ def _cancelled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
 
 
 def _told(g: Consuming, hidden: HiddenChannel, method: int) -> None:
-    """Let the client's basic.consume go to the broker where a queue has the name: it wins over the group."""
+    """Take the broker's answer whether a queue has the name of a group that the client wants to consume.
+
+    If one has, it wins over the group: the member is forgotten, and the client's basic.consume goes to the broker.
+    """
     if method != QUEUE_DECLARE_OK:
         return
     links.close(g, hidden)

@@ -272,7 +272,10 @@ def get(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: i
 
 
 def consume_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """Take basic.consume-ok of an ordinary consumer, whose tag the broker may have made up."""
+    """Note the tag of an ordinary consumer, which the broker may have made up, by its basic.consume-ok.
+
+    Refuses the channel if it has more consumers than are remembered.
+    """
     numbering = numbering_of(channel)
     if numbering is None:
         return
@@ -285,7 +288,7 @@ def consume_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int,
 
 
 def cancelled(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take the broker's basic.cancel of an ordinary consumer.
+    """Take the broker's basic.cancel of an ordinary consumer: its tag is forgotten.
 
     The client gets it only if it has said in the handshake that it understands it (`consumer_cancel_notify`).
     """

@@ -262,7 +262,11 @@ class Numbering(Merge):
             self._top = self.base
 
     def add(self, source: TaggedSource, tag: int, now: float, held: Held | None = None) -> int:
-        """Return the number of a delivery that the client is to settle; call it only once members have come."""
+        """Note that the client gets a delivery and is to settle it; return its tag on the client's channel.
+
+        `tag` is the broker's, `source` what it came from, and `held` the message if it came in series. Call this only
+        once the channel has had a member.
+        """
         number = self.last = self.last + 1
         delivery = self.unacked[number] = Delivery(source, tag, number, now, held)
         final, final_in_source = self._final, source.final

@@ -280,7 +280,10 @@ class Confirms:
         return [(number, False, settlement.acked)]
 
     def _answers_due(self) -> list[Answer]:
-        """Settle the publishes up to `due` whose outcome is known; return the answers that the client gets."""
+        """Return the answers that the client gets for the publishes up to `due`, the last one that the broker acked.
+
+        A publish that came back holds the answers behind it up as long as its outcome is not known.
+        """
         answers: list[Answer] = []
         while self._first and self._first[0] <= self.due:
             number = self._first[0]
