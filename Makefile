@@ -21,7 +21,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled bench chaos chaos-groups chaos-series fuzz check lock clean
+.PHONY: help demo pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups chaos-series fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -54,9 +54,11 @@ test-all: checked-and-compiled ## Check and test all: also what takes long, on t
 	RINGPROXY_PURE=1 $(COMPUTING) $(ON_SOURCE)
 	$(SECOND) -m versions tests/integration tests/pipeline
 
-# At the same time, as each takes a minute of one core; and what may be installed or made once for a broker.
-checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
-	$(MAKE) --no-print-directory --jobs=2 $(if $(BROKER),,check) $(COMPILED)
+# At the same time, as each waits long for the network or for one core.
+checked-and-compiled: $(INSTALLED)
+	$(MAKE) --no-print-directory --jobs=3 $(if $(BROKER),,check) $(COMPILED) prepared
+
+prepared: $(INSTALLED)
 	.venv/bin/python -m testbed --prepare
 
 coverage: $(INSTALLED) ## Of ring/ and proxy/, the lines and branches that the unit tests reach: fails below what it was
