@@ -94,7 +94,7 @@ def test_a_line_has_every_field_of_the_contract_and_no_other() -> None:
 
 
 def test_the_example_of_the_contract_is_a_record() -> None:
-    told = CONTRACT.partition("## An example")[2].partition("## What is journalled")[0]
+    told = CONTRACT.partition("## What is journalled")[0]
     (text,) = re.findall(r"^```json\n(.*?)^```$", told, flags=re.M | re.S)
     example = json.loads(text)
     assert list(example) == list(line())
@@ -102,9 +102,10 @@ def test_the_example_of_the_contract_is_a_record() -> None:
     key = base64.b64decode(example["key"])
     assert slot_of(key) == example["slot"]
     at = datetime.fromtimestamp(example["time"] // 1_000_000, UTC)
+    assert f"records/dt={at:%Y-%m-%d}/hour={at:%H}/" in told
     said = told.split("```")[-1].split()
     for words in (
-        f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC",
+        f"At {at:%H:%M:%S} UTC",
         f"routing key `{key.decode()}`",
         f"exchange `{example['exchange']}`",
         f"queue `{example['destination']}`",
