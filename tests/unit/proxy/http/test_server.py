@@ -214,7 +214,7 @@ def test_the_version_of_aiohttp_is_one_that_was_looked_at() -> None:
 
 
 def test_another_version_of_aiohttp_is_told_at_import() -> None:
-    code = "import aiohttp; aiohttp.__version__ = '3.15.0'; import proxy.cli"
+    code = "import aiohttp; aiohttp.__version__ = '3.15.0'; import proxy.app"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode != 0
     assert run.stderr.splitlines()[-1].startswith("ImportError: aiohttp 3.15.0 is installed, and ringproxy needs ")
