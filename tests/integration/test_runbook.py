@@ -521,6 +521,7 @@ def test_consumer_refused(grouping: Sidecar, broker: Broker, shop: VirtualHost, 
         wire.channel(1, confirm=False)
         consume(wire, 1)
         told_of_members(shell, look, 1)
+        wait_until("the consumers", lambda: "0 consumers" not in shell(look))
         shop.permit("reader")
         shop.queue("orders.new")
         shop.bind("orders", "orders.new")
