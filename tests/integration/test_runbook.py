@@ -521,7 +521,7 @@ def test_consumer_refused(grouping: Sidecar, broker: Broker, shop: VirtualHost, 
         wire.channel(1, confirm=False)
         consume(wire, 1)
         told_of_members(shell, look, 1)
-        wait_until("the consumers", lambda: "0 consumers" not in shell(look))
+        wait_until("the consumers", lambda: shell(look).count(", member 1 for ") == 3)
         shop.permit("reader")
         shop.queue("orders.new")
         shop.bind("orders", "orders.new")
