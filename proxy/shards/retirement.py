@@ -17,6 +17,9 @@ queue of each group. They go in this order:
 A run that is killed is followed by one that finds its shard by what is left. The fan stays bound to the queues, so it
 names those that a killed run has not deleted. A queue that is named `EXCHANGE.N` names the lane and the fan of the
 number N, which are found even if they lead nowhere any more.
+
+Anybody may bind a queue to the fan, as a tap, and that queue may hold what came another way. A queue of a further group
+therefore counts only if its name is `EXCHANGE.GROUP.N`, and the ring promises copies to that group.
 """
 
 import re
@@ -98,8 +101,9 @@ def parts_of(state: State, shard: Shard) -> Parts:
     bindings = tuple(_bindings(state, shard))
     fans = tuple(dict.fromkeys(_fans(state, shard, bindings)))
     lanes = tuple(dict.fromkeys(_lanes(state, shard, bindings, fans)))
-    further = {name for each in bindings if each.promise is not None for name in each.promise.queues}
-    further.update(name for fan in fans for name in _queues_of(state, fan))
+    further = {name for fan in fans for name in _queues_of(state, fan)}
+    further.update(name for each in bindings if each.promise is not None for name in each.promise.queues)
+    further = {name for name in further if _is_copy(state, shard, fans, name)}
     further.update(_named(state, shard, fans))
     others = sorted(further.intersection(state.queues) - {shard.queue}, key=natural)
     return Parts(bindings, lanes, fans, (*others, *([shard.queue] if shard.queue in state.queues else [])))
@@ -134,6 +138,8 @@ def check(state: State, shard: Shard, parts: Parts, *, keep: bool) -> None:
             f"queue {shard.queue!r} is of group {group!r}: name the queue of the exchange's own group, or take the "
             "group away with: ring-proxy topology retire-group"
         )
+    if not keep:
+        _check_fans(state, shard, parts)
     for destination in sorted(parts.destinations):
         for source in sources(state, {destination}, (shard.exchange, *parts.exchanges)):
             raise RetireError(f"{destination} also gets messages from exchange {source!r}; unbind that first")
@@ -145,6 +151,16 @@ def check(state: State, shard: Shard, parts: Parts, *, keep: bool) -> None:
     for name in parts.queues:
         if state.queues[name].type == "stream" and not keep:
             raise RetireError(f"queue {name!r} is a stream, which keeps its messages and is never empty: use --keep")
+
+
+def _check_fans(state: State, shard: Shard, parts: Parts) -> None:
+    """Raise RetireError for a queue behind a fan that is of no group: it would no longer get its copies."""
+    for fan in parts.fans:
+        for name in sorted({*_queues_of(state, fan)}.difference(parts.queues)):
+            raise RetireError(
+                f"queue {name!r} is bound to exchange {fan!r}, and is no queue of a group of exchange "
+                f"{shard.exchange!r}; unbind it first"
+            )
 
 
 def sources(state: State, taken: Collection[Destination], but: Collection[str] = ()) -> list[str]:
@@ -209,18 +225,31 @@ def _lanes(state: State, shard: Shard, found: Iterable[FoundBinding], fans: Coll
 def _named(state: State, shard: Shard, fans: Collection[str]) -> Iterator[str]:
     """Yield the queues that are copies of the shard's by their names, and get messages of nobody else.
 
-    Somebody may have unbound them from the fan. The groups are those that other bindings of the ring promise.
+    Somebody may have unbound them from the fan.
     """
     if not shard.number:
         return
-    promises = (each.promise for each in state.bindings.get(shard.exchange, ()))
-    groups = {name for promise in promises if promise is not None for name, _ in promise.groups}
-    for group in sorted(groups - {shard.exchange}):
-        group = group.removeprefix(f"{shard.exchange}/")
+    for group in _groups(state, shard):
         name = f"{shard.exchange}.{group}.{shard.number}"
         is_other = f"{shard.exchange}.{group}" in state.exchanges  # which may have shards of these names
         if not is_other and not sources(state, {Destination("queue", name)}, fans):
             yield name
+
+
+def _groups(state: State, shard: Shard) -> list[str]:
+    """Return the further groups that bindings of the ring promise copies to, sorted: any binding, not the shard's only.
+
+    A run that was killed has taken the shard's own bindings away.
+    """
+    promises = (each.promise for each in state.bindings.get(shard.exchange, ()))
+    names = {name for promise in promises if promise is not None for name, _ in promise.groups}
+    return sorted(name.removeprefix(f"{shard.exchange}/") for name in names - {shard.exchange})
+
+
+def _is_copy(state: State, shard: Shard, fans: Iterable[str], queue: str) -> bool:
+    """Return whether a queue is a further group's queue of the shard, by its name and what the ring promises."""
+    numbers = {shard.number, *(fan.removeprefix(f"{shard.exchange}.fan.") for fan in fans)} - {""}
+    return bool({_copy_of(shard, number, queue) for number in numbers}.intersection(_groups(state, shard)))
 
 
 def _group_of(shard: Shard, fans: Iterable[str]) -> str:

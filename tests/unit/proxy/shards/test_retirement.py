@@ -244,6 +244,24 @@ def test_a_part_that_gets_other_messages_too_is_not_deleted(destination: Destina
         course(replace(begin, bindings=tapped))
 
 
+@pytest.mark.parametrize("name", ["invoices", "orders.tap.3"])
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_queue_that_somebody_bound_to_the_fan_is_not_deleted(done: int, name: str) -> None:
+    """It may have messages from elsewhere: the default exchange feeds it too, which no binding shows."""
+    begin = made(groups=["audit"])
+    begin = taken(begin, *course(begin)[1].steps[:done])
+    tap = FoundBinding(Destination("queue", name), "", "~")
+    tapped = {**begin.bindings, "orders.fan.3": (*begin.bindings["orders.fan.3"], tap)}
+    now = replace(begin, queues={**begin.queues, name: FoundQueue("quorum")}, bindings=tapped)
+    with pytest.raises(RetireError, match=f"queue '{name}' is bound to exchange 'orders.fan.3'.*; unbind it first"):
+        course(now)
+    assert name not in parts_of(now, Shard("orders", "orders.3")).queues
+    if not done:
+        assert len(course(now, keep=True)[1].steps) == 1
+    unbound = taken(now, Unbind("orders.fan.3", tap.destination, "", "~"))
+    assert course(unbound)[1].steps == course(begin)[1].steps
+
+
 def test_streams_of_groups_are_never_empty() -> None:
     begin = made(groups=["audit"], queue_type="stream")
     with pytest.raises(RetireError, match=r"queue 'orders.audit.3' is a stream, which keeps its messages"):
