@@ -1,9 +1,12 @@
 """How often messages in series were tried: known beyond the link, the client and the sidecar by which they came.
 
 The sidecar that owns a shard counts the tries of its messages, and the crashes of clients that held them, and tells
-both in its full beats. All others keep what the owner told last, and the next owner goes on from there. A message is
-recognised by its fingerprint. A count that is lost, as at the end of all sidecars at once, gives a message some tries
-more, and never fewer.
+both in its full beats. All others keep what the owner told last, and the next owner goes on from there. While a shard
+moves, it has its new owner already, and clients of the former one still hold messages: their sidecar tells what comes
+of these, and the owner adds that to its own record.
+
+A message is recognised by its fingerprint. A count that is lost, as at the end of all sidecars at once, gives a message
+some tries more, and never fewer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -106,6 +109,17 @@ class Attempts:
         elif told:
             self.shards[shard] = dict(told)
 
+    def merge(self, shard: str, told: Mapping[str, Attempt]) -> None:
+        """Add what another sidecar tells of a shard that this one owns; of each count the higher one is true.
+
+        A message that was settled meanwhile is known again, until it expires.
+        """
+        for fingerprint, other in told.items():
+            own = self.of(shard, fingerprint)
+            merged = other if own is None else _merged(own, other)
+            if merged != own:
+                self._put(shard, fingerprint, merged)
+
     def told(self, owned: Iterable[str]) -> dict[str, dict[str, Attempt]]:
         """Return what one beat tells of the shards that this sidecar owns, and of those that it has just lost."""
         found: dict[str, dict[str, Attempt]] = {}
@@ -121,3 +135,14 @@ class Attempts:
         for shard, known in list(self.shards.items()):
             for fingerprint in [each for each, at in known.items() if not now - KEPT < at.due < now + LATEST]:
                 self.forget(shard, fingerprint)
+
+
+def _merged(one: Attempt, other: Attempt) -> Attempt:
+    """Return what two sidecars know of one message together; the higher count of crashes knows the last crash."""
+    is_alone = one.is_alone and other.is_alone
+    if one.crashes != other.crashes:
+        is_alone = max(one, other, key=lambda each: each.crashes).is_alone
+    since = min(filter(None, (one.since, other.since)), default=0.0)
+    return Attempt(
+        max(one.tries, other.tries), max(one.due, other.due), max(one.crashes, other.crashes), is_alone, since
+    )

@@ -242,13 +242,20 @@ class Group:
             self._soon(now)
 
     def _learn(self, beat: Beat) -> None:
-        """Take what another sidecar tells of tries: all that it knows of the shards that its members own."""
+        """Take what another sidecar tells of tries: all that it knows of the shards that its members own.
+
+        Another sidecar tells of a shard that this one owns what its clients still held as the shard moved.
+        """
         peer = self.peers.all.get(beat.sidecar)
         if beat.members is UNSET or (peer is not None and beat.number <= peer.number):
             return
         owners, members = self.decision.owners, peer.members if peer is not None else {}
         for shard in {*beat.attempts, *(name for name, owner in owners.items() if owner in members)}:
-            if shard in self.shards and owners.get(shard) not in self.local:
+            if shard not in self.shards:
+                continue
+            if owners.get(shard) in self.local:
+                self.attempts.merge(shard, beat.attempts.get(shard, {}))
+            else:
                 self.attempts.replace(shard, beat.attempts.get(shard, {}))
 
     def connected(self, queue: str, now: float) -> None:

@@ -1,5 +1,7 @@
 """The tries of messages in series, as sidecars tell each other of them."""
 
+import pytest
+
 from proxy.groups.attempts import KEPT, MOST_ATTEMPTS, MOST_TOLD, Attempt, Attempts
 
 
@@ -34,6 +36,28 @@ def test_what_the_owner_of_a_shard_tells_replaces_what_was_known() -> None:
     assert attempts.shards == {}
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "merged"),
+    [
+        # The higher count of crashes knows the last crash.
+        (Attempt(3, 10.0, 1, False, 7.0), Attempt(2, 20.0, 2, True, 5.0), Attempt(3, 20.0, 2, True, 5.0)),
+        (Attempt(1, 30.0, 2, False), Attempt(2, 20.0, 1, True, 5.0), Attempt(2, 30.0, 2, False, 5.0)),
+        # It is one crash of which both know, and one of them knows of company.
+        (Attempt(0, 10.0, 1, True), Attempt(0, 10.0, 1, False), Attempt(0, 10.0, 1, False)),
+    ],
+)
+def test_two_sidecars_know_the_most_tries_and_crashes_of_a_message(
+    own: Attempt, other: Attempt, merged: Attempt
+) -> None:
+    for one, two in ((own, other), (other, own)):
+        attempts = Attempts()
+        attempts.merge("q", {"a": one})
+        attempts.merge("q", {})
+        assert attempts.shards == {"q": {"a": one}}
+        attempts.merge("q", {"a": two})
+        assert attempts.shards == {"q": {"a": merged}}
+
+
 def test_few_are_noted_and_told_whatever_clients_and_other_sidecars_do() -> None:
     attempts = Attempts()
     for number in range(MOST_TOLD + 10):
@@ -43,6 +67,7 @@ def test_few_are_noted_and_told_whatever_clients_and_other_sidecars_do() -> None
     assert attempts.of("q0", "0") == Attempt(2, 10.0)
     for number in range(30):
         attempts.replace(f"told {number}", {str(n): Attempt(1, 1.0) for n in range(MOST_ATTEMPTS)})
+        attempts.merge(f"q{number}", {str(n): Attempt(1, 1.0) for n in range(MOST_ATTEMPTS)})
     assert sum(map(len, attempts.shards.values())) <= MOST_TOLD
     assert sum(map(len, attempts.told(list(attempts.shards)).values())) == MOST_ATTEMPTS
 

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from proxy.groups.attempts import Attempt
 from proxy.groups.model import TABLE, LinkEvent, LinkState, entered
 from proxy.groups.pauses import Verb
 from tests.unit.proxy.groups.disturbances import disturbed
@@ -321,3 +322,21 @@ def test_the_world_takes_each_row_of_the_table_of_links_but_those_that_need_a_se
         *((state, LinkEvent.GIVE_UP) for state in (LinkState.OPENING, LinkState.LEAVING)),
     }
     assert {row for row in TABLE if not entered[row]} <= by_sessions
+
+
+def test_a_client_that_crashes_with_a_message_of_a_shard_that_moves_is_counted_by_the_new_owner() -> None:
+    world = World(0, shards=2)
+    a = world.sidecar("a")
+    a.join("m1", Client(slowest=60.0))
+    world.run(5.0)
+    b = world.sidecar("b")
+    b.join("m2")
+    world.run(5.0)
+    (moving,) = [link for link in a.group.local["m1"].links.values() if link.state == LinkState.LEAVING]
+    assert a.group.decision.owners[moving.shard] == b.group.decision.owners[moving.shard] == "m2"
+    crash = Attempt(0, world.now, 1, is_alone=True)
+    a.group.attempts.note_crash(moving.shard, "poison", world.now, is_alone=True)
+    a.drop("m1")
+    world.run(5.0)
+    for each in (a.group, b.group):
+        assert each.attempts.of(moving.shard, "poison") == crash
