@@ -70,15 +70,15 @@ def run(settings: Settings, vhost: str | None, group: str, verb: Verb, shard: st
     what = f"shard {shard}" if shard else "all shards"
     lines = [f"{verb:<12} kept in virtual host {vhost}: {what} of the group {group}"]
     lines += sorted(f"{answer.host:<12} {_line(answer)}" for answer in answers)
+    user, _ = Files(settings).broker_login()
     if not answers:
-        user, _ = Files(settings).broker_login()
-        why = (
-            f"no sidecar with a member of {group} has a groups_operators, so see that it names {user!r} on all of them"
-        )
-        lines.append(f"no answer    {why}")
+        why = f"no sidecar with a member of {group} has a groups_operators that names {user!r}"
+        lines.append(f"no answer    {why}: see that it does on all of them")
     sidecars = max((answer.sidecars for answer in answers), default=0)
     if (missing := sidecars - len(answers)) > 0:
-        lines.append(f"no answer    {missing} of {sidecars} sidecars; see that groups_operators is set on all of them")
+        lines.append(
+            f"no answer    {missing} of {sidecars} sidecars; see that groups_operators names {user!r} on all of them"
+        )
     all_heed = bool(answers) and missing <= 0 and not any(answer.why for answer in answers)
     return Told(lines, 0 if all_heed else 1)
 

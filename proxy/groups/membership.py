@@ -47,6 +47,12 @@ NO_ECHO: Final = 20.0
 ASK_AGAIN: Final = 30.0
 """Seconds after which it is asked again whether this sidecar may answer orders."""
 
+MOST_ANSWERS: Final = 20
+"""The most answers to orders that are on their way at once: each has a channel on the connection of the beats."""
+
+TELL_EVERY: Final = 60.0
+"""Seconds until the log tells again of answers that were not sent."""
+
 _FAREWELL: Final = 0.5
 """Seconds that the broker has to take the last beat, and to close a channel or a connection."""
 
@@ -231,6 +237,8 @@ class Line:
         self._questions: AbstractChannel | None = None
         """The channel for questions, on the connection for beats; None where there is none yet."""
         self._opening = asyncio.Lock()
+        self._answers, self._unsent, self._tell_from = 0, 0, 0.0
+        """How many answers are on their way, how many were not sent, and from when on the log may tell of those."""
         self.rooms = 0
         """How many groups of the virtual host there are."""
 
@@ -274,7 +282,27 @@ class Line:
         return True
 
     async def answer(self, queue: str, body: bytes) -> None:
-        """Publish an answer to a queue; that it may be lost, or is refused, is told to nobody."""
+        """Publish an answer to a queue; that it may be lost, or is refused, is told to nobody.
+
+        It is not sent while MOST_ANSWERS are on their way: whoever may give orders must not have this sidecar open any
+        number of channels.
+        """
+        if self._answers >= MOST_ANSWERS:
+            self._unsent += 1
+            if time.monotonic() >= self._tell_from:
+                self._tell_from = time.monotonic() + TELL_EVERY
+                log.warning(
+                    "virtual host %r: answers to operators are not sent, %d so far, as %d others are on their way",
+                    *(self.vhost, self._unsent, MOST_ANSWERS),
+                )
+            return
+        self._answers += 1
+        try:
+            await self._answer(queue, body)
+        finally:
+            self._answers -= 1
+
+    async def _answer(self, queue: str, body: bytes) -> None:
         channel: AbstractChannel | None = None
         try:
             async with asyncio.timeout(ANSWERED_WITHIN):

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _ASKERS: Final = "amq.rabbitmq.reply-to."
 """The beginning of the names of RabbitMQ's own queues for answers, whose owners await one.
 
-A stranger is answered too, and could else have this sidecar publish to a queue to which it may not publish itself.
+An operator could else have this sidecar publish to a queue to which it may not publish itself.
 """
 
 MOST_TOLD: Final = 100
@@ -65,7 +65,7 @@ class Pausing:
             self._changed()
 
     def taken(self, sent: Sent) -> None:
-        """Take the next message of the stream."""
+        """Take the next message of the stream. A user who may not order gets no answer, and the log tells of it."""
         order, why = self._judged(sent)
         if order is not None and not why:
             why = (self._read or self._state.pauses).take(order, sent.user)
@@ -78,15 +78,15 @@ class Pausing:
             log.warning("%s: operator %r: %s %s", self._title, sent.user, order.verb, what)
             self._state.paused(self._state.pauses, time.monotonic())
             if order.shard and order.shard not in self._state.present:
-                why = f"kept, though {order.shard!r} is no shard of the group here"
+                why = f"kept, and counts once {order.shard!r} is a shard of the group, which it is not here"
             self._changed()
-        if sent.reply_to.startswith(_ASKERS):
+        if self._operators.may_order(sent.user) and sent.reply_to.startswith(_ASKERS):
             self._answer(sent.reply_to, msgspec.json.encode(self._heeded(why)))
 
     def _judged(self, sent: Sent) -> tuple[PauseOrder | None, str]:
         """Return the order that a message is, and why it does not count; the log tells that of each message once."""
         if not self._operators.may_order(sent.user):
-            return None, f"groups_operators does not name the user {sent.user!r}"
+            return None, "groups_operators does not name the user"
         try:
             order = decode(sent.body)
             if order.group != self._name:
