@@ -104,7 +104,6 @@ class PauseLog:
                     await self._until_lost(channel)
             except TimeoutError:
                 self._tell("the broker does not answer in time")
-                await self._line.counts.drop()
             except Exception as error:  # aio-pika raises many kinds, and none may end the reading
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:
@@ -115,10 +114,12 @@ class PauseLog:
     async def _begin(self, opened: contextlib.AsyncExitStack, reading: "_Reading") -> AbstractChannel:
         """Have all orders come, and return the channel by which they do; it is closed with the stack."""
         self._ended.clear()
+        # This connection publishes nothing, so that an alarm of the broker does not stop it. The second channel is for
+        # acks of many messages by one on the first.
+        channel, other = await self._channel(opened), await self._channel(opened)
         async with asyncio.timeout(TRY):
-            # This connection publishes nothing, so that an alarm of the broker does not stop it. The second channel is
-            # for acks of many messages by one on the first.
-            channel, other = [await self._channel(opened, prefetch) for prefetch in (_PREFETCH, 1)]
+            await channel.set_qos(_PREFETCH)
+            await other.set_qos(1)
             exchange = await declare(channel, self._balanced_by)
             stream = f"{exchange.name}{STREAM_SUFFIX}"
             underlay = await channel.get_underlay_channel()
@@ -128,10 +129,15 @@ class PauseLog:
                 await (await its.get_queue(stream, ensure=False)).consume(read, arguments={"x-stream-offset": offset})
         return channel
 
-    async def _channel(self, opened: contextlib.AsyncExitStack, prefetch: int) -> AbstractChannel:
-        channel = await self._line.counts.channel()
+    async def _channel(self, opened: contextlib.AsyncExitStack) -> AbstractChannel:
+        """Open a channel. The connection, which all groups of the virtual host have, is given up only if that hangs."""
+        try:
+            async with asyncio.timeout(TRY):
+                channel = await self._line.counts.channel()
+        except TimeoutError:
+            await self._line.counts.drop()
+            raise
         opened.push_async_callback(closed, channel)
-        await channel.set_qos(prefetch)
         return channel
 
     async def _all_of_the_past(self, reading: "_Reading") -> None:
