@@ -39,8 +39,10 @@ async def fence(broker: Broker, document: Sequence[Sharded], say: Say) -> None:
     of_vhost: Mapping[str, Sharded] = {exchange.vhost: exchange for exchange in grouped}
     states = await broker.states(of_vhost)
     for vhost, exchange in of_vhost.items():
-        for name in left_over(states[vhost], exchange):
-            await take(broker, vhost, DeleteExchange(name))
+        # Another file's order may have had a stopped command ask by another exchange.
+        for each in grouped:
+            for name in left_over(states[vhost], each) if each.vhost == vhost else ():
+                await take(broker, vhost, DeleteExchange(name))
         nodes = states[vhost].nodes
         for node in nodes if len(nodes) > 1 else ():  # an only node has answered the bind itself
             await _known(broker, exchange, node)

@@ -121,6 +121,15 @@ async def test_one_exchange_asks_for_all_of_a_virtual_host() -> None:
     assert changes.asked == list(NODES)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_what_a_stopped_command_left_is_deleted_wherever_its_exchange_stands_in_the_file(is_first: bool) -> None:
+    document = [exchange(groups=["audit"]), exchange(name="bills", groups=["copy"])]
+    left = {f"{name}.fan.1764254823123456789" for name in ("orders", "bills")}
+    changes = Changes(made(document[0], *left))
+    await fenced(changes, *(document if is_first else reversed(document)))
+    assert changes.there == set(made(document[0]).exchanges)
+
+
 async def test_an_exchange_that_a_stopped_command_left_is_deleted() -> None:
     wanted = exchange(groups=["audit"])
     left = "orders.fan.1764254823123456789"
