@@ -66,6 +66,7 @@ class Attendants:
             bool(settings.groups_dead_letter),
             max(settings.groups_retry_limit or 0, LEAST_CRASHES),
             settings.groups_hold_max,
+            spares=settings.groups_retry_then == "dead-letter" and not settings.groups_dead_letter,
         )
         self.crashes = Crashes()
         self._named: set[tuple[str, str, type]] = set()

@@ -66,6 +66,9 @@ class Crashes:
             crashes = member.attempts.note_crash(shard, each.fingerprint, time.time(), is_alone=alone is not None)
             if crashes >= SUSPECTED:
                 again[member] = again.get(member, 0) + 1
+            rules = each.window.series.rules
+            if rules.spares and alone is not None and crashes >= rules.crashes:
+                member.attempts.note(shard, each.fingerprint, each.tries, time.time() + rules.longest)
         for member, suspects in again.items():
             member.crashes += 1
             log.warning(

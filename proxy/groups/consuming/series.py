@@ -48,7 +48,8 @@ A client that is lost without a close has crashed, and each message that it held
 message with SUSPECTED of them is a suspect: it is passed once the client holds nothing, and nothing else is passed
 until it is answered. Another shard's messages wait too, or it could not be told which one ended the client. An innocent
 one is acked, and its record is gone. One whose client crashes again, with nothing else in its hands, and that has
-`Rules.crashes` of them, is DEAD or STOPPED as one that was tried as often as it may. `crashes.py` counts them.
+`Rules.crashes` of them, is DEAD or STOPPED as one that was tried as often as it may. With `Rules.spares` it is tried
+again after the longest delay instead: nobody has asked for a key to stand still. `crashes.py` counts them.
 
 A held message costs the broker: a quorum queue before RabbitMQ 4.3 keeps all that came behind the oldest
 unacked message (measured: 142 MB for 100,000 messages of 1 kB, and 5 MB on 4.3). A message is therefore tried for no
@@ -110,6 +111,8 @@ class Rules(NamedTuple):
     """The longest time from a message's first return for which its shard goes on; 0 for any, None by the broker."""
     behind: int = 0
     """The most bytes that come behind such a message; 0 for any number."""
+    spares: bool = False
+    """Whether a message with that many crashes is tried again all the same, after the longest delay."""
 
 
 def limits(rules: Rules, version: tuple[int, int]) -> Rules:
@@ -554,7 +557,7 @@ class Series:
             held = heappop(self._retries)[2]
             count += 1
             rules = self.rules
-            is_over = held.buried or 0 < rules.limit <= held.tries or self.is_culprit(held)
+            is_over = held.buried or 0 < rules.limit <= held.tries or (self.is_culprit(held) and not rules.spares)
             is_new = self.is_overdue(held, now) and held not in held.window.overdue
             if held.buried or (rules.dead_letters and (is_over or is_new)):
                 held.state = _DEAD

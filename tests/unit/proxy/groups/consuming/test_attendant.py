@@ -118,3 +118,17 @@ async def test_shards_that_come_after_the_end_change_nothing(end: str) -> None:
     await wire.answered()
     assert [each for each in split(wire.to_broker()) if each.channel == FIRST] == []
     assert (wire.acted, wire.errors) == (int(end == "channel"), [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "spares"),
+    [
+        (Settings(), True),
+        (Settings(groups_retry_then="stop"), False),
+        (Settings(groups=("x",), groups_dead_letter="dead"), False),
+    ],
+)
+def test_a_message_that_ends_its_clients_stands_still_only_where_that_is_asked_for(
+    settings: Settings, spares: bool
+) -> None:
+    assert Attendants(cast(Groups, Shards([])), settings, Mock()).rules.spares is spares

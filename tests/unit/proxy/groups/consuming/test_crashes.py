@@ -144,6 +144,22 @@ def test_a_culprit_stands_still_where_there_are_no_dead_letters(caplog: pytest.L
     assert bodies(wire.broker(deliver(B, 1, b"other"))) == [b"other"]
 
 
+def test_by_default_a_culprit_is_tried_again_alone_after_the_longest_delay() -> None:
+    rules = Rules(longest=60.0, spares=True)
+    wire = Crashing(rules=rules)
+    for number in range(3):
+        assert bodies(wire.comes_again(A, 1)) == [b"1"], f"crash {number}"
+        wire.lost()
+        wire = wire.next(rules=rules)
+    assert wire.comes_again(A, 1) == b""
+    wire.broker(deliver(B, 1, b"other", key=b"other"))
+    assert bodies(wire.answers(1)) == []
+    assert wire.wait(57.0) == b""
+    assert bodies(wire.wait(1.0)) == [b"1"]
+    assert wire.to_broker() == ack(B, 1)
+    assert wire.broker(deliver(B, 2, b"later", key=b"other")) == b"", "a message beside a suspect"
+
+
 def test_a_limit_of_tries_that_is_higher_holds_for_crashes_too() -> None:
     wire = Crashing()
     for _ in range(4):

@@ -65,7 +65,8 @@ class Run(Grouping):
         self.r = random.Random(seed)
         limit, is_dead = self.r.choice((0, 1, 3)), self.r.random() < 0.5
         hold = self.r.choice((0.0, 2.0))
-        self.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True, hold=hold)
+        spares = not is_dead and not limit and self.r.random() < 0.5
+        self.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True, hold=hold, spares=spares)
         self.returned: dict[Message, tuple[float, float]] = {}
         """When a message was returned first and last."""
         self.ordered: set[Message] = set()
@@ -407,6 +408,8 @@ class Run(Grouping):
             while self.letters:
                 self.confirm(is_confirmed=True)
             self.order(Act.SKIP if self.r.random() < 0.5 else Act.RELEASE, "stopped")
+            if self.rules.spares:
+                self.order(Act.SKIP, "tried again")
             self.wait(1.0)
             self.pump()
         raise AssertionError(f"{len(self.published) - len(self.done)} messages are not done")
