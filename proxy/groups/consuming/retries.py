@@ -13,6 +13,7 @@ from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import Consuming, HiddenChannel
 from proxy.groups.consuming.letters import Letter, payload_of
 from proxy.groups.consuming.series import LEAVES_WITHIN, Held, HeldState, Window
+from proxy.groups.model import LinkState
 from proxy.wire import content, table
 from proxy.wire.frames import Fault
 
@@ -88,6 +89,8 @@ def leave(window: Window, hidden: HiddenChannel) -> None:
                 attempts = hidden.consumer.member.attempts
                 attempts.note(link.shard, held.fingerprint, held.tries - 1, time.time())
     window.series.drop(window)
+    if link is None or link.state != LinkState.LEAVING:
+        window.series.outlive(window)
 
 
 def exhausted(g: Consuming, held: Held) -> None:

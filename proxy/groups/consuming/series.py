@@ -46,10 +46,11 @@ just sent, and its links have ended by then.
 
 A client that is lost without a close has crashed, and each message that it held may be why. Each gets a crash more. A
 message with SUSPECTED of them is a suspect: it is passed once the client holds nothing, and nothing else is passed
-until it is answered. Another shard's messages wait too, or it could not be told which one ended the client. An innocent
-one is acked, and its record is gone. One whose client crashes again, with nothing else in its hands, and that has
-`Rules.crashes` of them, is DEAD or STOPPED as one that was tried as often as it may. With `Rules.spares` it is tried
-again after the longest delay instead: nobody has asked for a key to stand still. `crashes.py` counts them.
+until it is answered, or its link is given up. Another shard's messages wait too, or it could not be told which one
+ended the client. An innocent one is acked, and its record is gone. One whose client crashes again, with nothing else in
+its hands, and that has `Rules.crashes` of them, is DEAD or STOPPED as one that was tried as often as it may. With
+`Rules.spares` it is tried again after the longest delay instead: nobody has asked for a key to stand still.
+`crashes.py` counts them.
 
 A held message costs the broker: a quorum queue before RabbitMQ 4.3 keeps all that came behind the oldest
 unacked message (measured: 142 MB for 100,000 messages of 1 kB, and 5 MB on 4.3). A message is therefore tried for no
@@ -242,7 +243,8 @@ class Window:
     """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
 
     __slots__ = (
-        "acked", "answered", "aside", "came", "held", "last", "low", "newest", "number", "overdue", "series", "waiting",
+        "acked", "answered", "aside", "came", "has_ended", "held", "last", "low", "newest", "number", "overdue",
+        "series", "waiting",
     )  # fmt: skip
 
     def __init__(self, series: "Series", number: int) -> None:
@@ -256,6 +258,8 @@ class Window:
         """How many of the messages are WAITING."""
         self.came = 0
         """The bytes of memory of all messages that came."""
+        self.has_ended = False
+        """Whether the link takes no acks any more, so that what the client holds of it comes again."""
         self.overdue: dict[Held, None] = {}
         """The messages that were held for too long: while there are any the shard stands, and only these are passed."""
         self.aside: list[Held] = []
@@ -306,8 +310,8 @@ class Hands:
 
     @property
     def are_free(self) -> bool:
-        """Whether the client holds nothing in series."""
-        return not any(each.with_client for each in self.series)
+        """Whether the client holds nothing in series, but for messages of links that have ended under it."""
+        return not any(each.with_client > each.outlived for each in self.series)
 
     def leave(self, held: Held) -> None:
         """Forget a message, if it is a suspect that is READY or with the client."""
@@ -329,8 +333,8 @@ class Series:
     """The deliveries of one member in series; it lives as long as the member."""
 
     __slots__ = (
-        "_gone", "_next", "_number", "_ready", "_retries", "hands", "retried", "room", "rules", "size", "stopped",
-        "with_client",
+        "_gone", "_next", "_number", "_ready", "_retries", "hands", "outlived", "retried", "room", "rules", "size",
+        "stopped", "with_client",
     )  # fmt: skip
 
     def __init__(self, rules: Rules, room: int, hands: Hands | None = None, channel: int = 0) -> None:
@@ -343,6 +347,8 @@ class Series:
         self.hands.series[self] = channel
         self.with_client = 0
         """How many messages the client holds."""
+        self.outlived = 0
+        """How many of them are of links that have ended: a client that hangs holds them for ever."""
         self.size = 0
         """The bytes of memory that all messages take, roughly."""
         self.retried: dict[Held, float] = {}
@@ -437,7 +443,9 @@ class Series:
         """
         if held.state == _GONE:
             return
-        self.with_client -= held.state == _CLIENT
+        if held.state == _CLIENT:
+            self.with_client -= 1
+            self.outlived -= held.window.has_ended
         self._forget(held)
         after, held.after = held.after, None
         if after is not None:
@@ -621,6 +629,15 @@ class Series:
             self._ready = [held for held in self._ready if held.state == _READY]
             self._retries = [each for each in self._retries if each[2].state in (_RETRY, _STOPPED)]
             heapify(self._retries)
+
+    def outlive(self, window: Window) -> None:
+        """Take it that a link has ended, and no other message waits for what the client still holds of it."""
+        if not window.has_ended:
+            window.has_ended = self.hands.left = True
+            for held in window.held.values():
+                if held.state == _CLIENT:
+                    self.outlived += 1
+                    self.hands.leave(held)
 
     def _forget(self, held: Held) -> None:
         self.size -= held.size

@@ -213,6 +213,33 @@ def test_a_suspect_is_alone_over_all_members_of_its_client() -> None:
     assert bodies(wire.answers(1)) == [b"later"]
 
 
+@pytest.mark.parametrize("tag", [1, 9])
+def test_a_client_that_hangs_on_a_message_gets_those_of_its_other_shards(tag: int) -> None:
+    """Be it on a suspect, or on a message before one."""
+    wire = Crashing()
+    for _ in range(2):
+        wire.comes_again(A, 1)
+        wire.broker(deliver(B, 1, b"other", key=b"other", redelivered=True))
+        wire.wait()
+        wire.lost()
+        wire = wire.next()
+    assert bodies(wire.comes_again(A, tag)) == [b"%d" % tag]
+    assert wire.broker(deliver(B, 1, b"other", key=b"other", redelivered=True)) == b""
+    assert wire.wait() == b""
+    wire.actions.let_go(wire.member, "q1")
+    wire.to_broker()
+    assert wire.wait() == b"", "the client may yet answer"
+    wire.actions.give_up(wire.member, "q1")
+    wire.to_broker()
+    assert bodies(wire.wait()) == [b"other"]
+    assert bodies(wire.answers(1)) == [], "an answer that comes too late"
+    (consumer,) = wire.consuming.consumers.values()
+    assert consumer.series is not None
+    assert (consumer.series.with_client, consumer.series.outlived) == (1, 0)
+    assert bodies(wire.broker(deliver(B, 2, b"later", key=b"later"))) == []
+    assert bodies(wire.answers(2)) == [b"later"]
+
+
 def test_a_suspect_goes_with_its_channel() -> None:
     wire = Crashing()
     for _ in range(2):
