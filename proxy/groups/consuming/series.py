@@ -52,11 +52,12 @@ its hands, and that has `Rules.crashes` of them, is DEAD or STOPPED as one that 
 `Rules.spares` it is tried again after the longest delay instead: nobody has asked for a key to stand still.
 `crashes.py` counts them.
 
-A held message costs the broker: a quorum queue before RabbitMQ 4.3 keeps all that came behind the oldest
-unacked message (measured: 142 MB for 100,000 messages of 1 kB, and 5 MB on 4.3). A message is therefore tried for no
-longer than `Rules.hold` from its first return, and before 4.3 only until `MOST_BEHIND` bytes have come behind it. Then
-it is DEAD. Where no dead letters are wanted its shard stands instead: of its window no other message is passed, so the
-broker soon delivers nothing more, until the message is settled. It is tried as before, if it has tries left.
+A held message costs the broker: a quorum queue before RabbitMQ 4.3 keeps all that came behind the oldest unacked
+message (measured: 142 MB for 100,000 messages of 1 kB, and 5 MB on 4.3). A message is therefore tried for no longer
+than `Rules.hold` from its first return, and before 4.3 only until `MOST_BEHIND` bytes have come behind it. Then it is
+DEAD, but each link tries it once. Where no dead letters are wanted its shard stands instead: of its window no other
+message is passed, so the broker soon delivers nothing more, until the message is settled. It is tried as before, if it
+has tries left.
 
 The broker counts its consumer timeout from its own delivery, and takes back what is older message by message: newer
 ones of the key then come between. A link whose oldest message, be it with the client or not, is older than
@@ -566,7 +567,9 @@ class Series:
             count += 1
             rules = self.rules
             is_over = held.buried or 0 < rules.limit <= held.tries or (self.is_culprit(held) and not rules.spares)
-            is_new = self.is_overdue(held, now) and held not in held.window.overdue
+            # A message that was overdue as it came, as after a pause, has one try.
+            is_tried = is_over or held.returned_at > 0
+            is_new = is_tried and self.is_overdue(held, now) and held not in held.window.overdue
             if held.buried or (rules.dead_letters and (is_over or is_new)):
                 held.state = _DEAD
                 ended.append(held)

@@ -154,7 +154,26 @@ def test_a_message_that_comes_by_another_link_is_held_since_its_first_return() -
     other.member.attempts.note(shard, found, attempt.tries, attempt.due, attempt.since - 6.0)
     other.broker(deliver(A, 1, b"bad", key=b"a", redelivered=True))
     other.wait(0.0)
-    assert other.due().state == HeldState.DEAD
+    assert bodies(other.to_client()) == [b"bad"], "a try after the time that nobody worked on it"
+    returned(other, 1)
+    other.wait(LEAVES_WITHIN)
+    due = other.due()
+    assert (due.state, due.tries) == (HeldState.DEAD, 2)
+    assert bodies(other.to_client()) == []
+
+
+def test_a_message_that_is_overdue_as_it_comes_and_has_no_tries_left_gets_none() -> None:
+    wire = Limited(HOLD._replace(limit=1))
+    wire.broker(deliver(A, 1, b"bad", key=b"a"))
+    returned(wire, 1)
+    ((shard, known),) = wire.member.attempts.shards.items()
+    ((found, attempt),) = known.items()
+    other = Limited(HOLD._replace(limit=1))
+    other.member.attempts.note(shard, found, attempt.tries, attempt.due, attempt.since - 6.0)
+    other.broker(deliver(A, 1, b"bad", key=b"a", redelivered=True))
+    other.wait(0.0)
+    assert other.to_client() == b""
+    assert backlog(other).standing == 1
 
 
 def test_without_a_limit_a_message_is_held_for_ever() -> None:
