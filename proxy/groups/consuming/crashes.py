@@ -81,12 +81,13 @@ class Crashes:
 def _in_hands(g: Consuming) -> tuple[int, list[tuple[Held, Member, str]]]:
     """Return how many messages the client holds, and those in series that have a record, with member and shard.
 
+    A channel's ordinary deliveries from before its first member count as one, also where it is not known of them.
     A message without a key has none, as in `retries.known`, and one whose link has ended is another client's by now.
     """
     numberings = {each.numbering: None for each in g.sources.values() if isinstance(each, TaggedSource)}
     count, found = 0, list[tuple[Held, Member, str]]()
     for numbering in numberings:
-        count += len(numbering.unacked)
+        count += len(numbering.unacked) + numbering.may_hold_own
         for delivery in islice(numbering.unacked.values(), MOST_ATTEMPTS - len(found)):
             held, source = delivery.held, delivery.source
             if held is None or not isinstance(source, HiddenChannel) or source.consumer.leaving or source.ended:

@@ -409,6 +409,13 @@ class Numbering(Merge):
             self._low += 1
             self._above.discard(self._low)
 
+    @property
+    def may_hold_own(self) -> bool:
+        """Whether the client may hold a delivery that is not in `unacked`, with the broker's own tag."""
+        if self.crowded or self._lost:
+            return True
+        return self._highest_own() > 0 if self.started else self.last - self._low > len(self._above)
+
     def _highest_own(self) -> int:
         """Return the highest number up to `base` that is not settled; 0 if all are."""
         while self._top > self._low and self._top in self._above:

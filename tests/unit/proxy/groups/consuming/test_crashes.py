@@ -15,7 +15,7 @@ from proxy.groups.consuming.hidden import HiddenChannel
 from proxy.groups.consuming.series import Held, HeldState, Rules
 from proxy.groups.model import Member
 from proxy.session import client_loop
-from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, deliver, seen
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, consume, deliver, seen
 from tests.unit.proxy.session.wire import ack, entry, headers, made, split
 
 A, B = FIRST + 1, FIRST + 2
@@ -187,6 +187,42 @@ def test_clients_that_are_lost_together_have_no_culprit_each() -> None:
     known._at = float("-inf")
     first.lost()
     assert {(each.crashes, each.is_alone) for each in attempts.shards["q1"].values()} == {(4, True)}
+
+
+@pytest.mark.parametrize("is_earlier", [True, False], ids=["its channel, before it is a member", "another channel"])
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_message_beside_an_ordinary_delivery_is_not_alone(is_earlier: bool, holds: bool) -> None:
+    wire = Grouping()
+    if is_earlier:
+        ordinary(wire, 1, holds)
+    member = wire.join(("q1",), 1, "c", **SERIAL)
+    if not is_earlier:
+        wire.client(made(2, commands.Channel.Open()))
+        wire.both(made(2, commands.Channel.OpenOk()))
+        ordinary(wire, 2, holds)
+    (link,) = member.links.values()
+    assert bodies(wire.broker(deliver(link.channel, 1, b"1"))) == [b"1"]
+    Crashes().note(wire.consuming)
+    (attempt,) = member.attempts.shards["q1"].values()
+    assert (attempt.crashes, attempt.is_alone) == (1, not holds)
+
+
+def ordinary(wire: Grouping, channel: int, holds: bool) -> None:
+    """Have the client get two messages of a queue, and ack them unless it `holds` the first one."""
+    wire.client(consume(channel, "o", "queue"))
+    wire.both(made(channel, commands.Basic.ConsumeOk("o")))
+    wire.broker(deliver(channel, 1, consumer="o") + deliver(channel, 2, consumer="o"))
+    wire.client(ack(channel, 2) + (b"" if holds else ack(channel, 1)))
+
+
+@pytest.mark.parametrize("lost", ["_lost", "crowded"])
+def test_a_message_is_not_alone_where_it_is_not_known_what_its_client_holds(lost: str) -> None:
+    wire = Crashing()
+    wire.broker(deliver(A, 1, b"1"))
+    (consumer,) = wire.consuming.consumers.values()
+    setattr(consumer.numbering, lost, True)
+    wire.lost()
+    assert [each.is_alone for each in wire.attempts.shards["q1"].values()] == [False]
 
 
 def test_a_message_that_ends_one_client_right_after_another_is_alone_with_both() -> None:
