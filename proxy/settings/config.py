@@ -15,6 +15,7 @@ from proxy.settings.parse import (
     ConfigError,
     place_of,
 )
+from proxy.settings.tries import tries_take
 
 JournalKey = Literal["plain", "hash", "none"]
 OnStale = Literal["serve", "refuse"]
@@ -157,7 +158,7 @@ class Settings:
     groups_hold_max: float | None = _setting(
         None,
         "seconds from the first return of a message until groups_retry_then, or until its shard stands; 0 for no "
-        "limit, by default 3,600, and 600 or 1 GiB behind it before RabbitMQ 4.3",
+        "limit, by default 3,600, and 600 or 1 GiB behind it before RabbitMQ 4.3, or what groups_retry_limit takes",
     )
     groups_require: Exactness = _setting(
         "any",
@@ -359,9 +360,7 @@ class Settings:
             raise ConfigError(
                 f"groups_hold_max: {hold:g} is less than groups_retry_delay_max, {self.groups_retry_delay_max:g}"
             )
-        delay, longest = self.groups_retry_delay, self.groups_retry_delay_max
-        # The delays of a million tries take no time to add up, and those beyond are as long as the longest.
-        takes = sum(min(delay * 2.0 ** min(tried, 30), longest) for tried in range(min(limit or 0, 1_000_000)))
+        takes = tries_take(self.groups_retry_delay, self.groups_retry_delay_max, limit or 0)
         if takes > hold:
             raise ConfigError(
                 f"groups_hold_max: {hold:g} s are over before a message was tried groups_retry_limit = {limit} times,"

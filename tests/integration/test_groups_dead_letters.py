@@ -12,7 +12,7 @@ from pamqp.commands import Basic
 from proxy.cli import main
 from proxy.commands.group import show
 from proxy.commands.keys import KEYS_VIEW
-from proxy.groups.consuming.series import LONGEST_SPREAD
+from proxy.settings.tries import LONGEST_SPREAD
 from testbed.broker import Broker
 from tests.integration.broker_api import Delivered, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar

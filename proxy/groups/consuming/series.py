@@ -70,6 +70,8 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from proxy.settings.tries import LONGEST_SPREAD, tries_take
+
 MOST_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of messages of one member that are here; of the link that delivers more the broker keeps them."""
 
@@ -110,7 +112,7 @@ class Rules(NamedTuple):
     crashes: int = 3
     """The crashes of clients that held a message, the last one alone, after which it is not tried again."""
     hold: float | None = None
-    """The longest time from a message's first return for which its shard goes on; 0 for any, None by the broker."""
+    """The longest time from a message's first return for which its shard goes on; 0 for any, None for the default."""
     behind: int = 0
     """The most bytes that come behind such a message; 0 for any number."""
     spares: bool = False
@@ -121,12 +123,11 @@ def limits(rules: Rules, version: tuple[int, int]) -> Rules:
     """Return the rules for a broker of this version, of which RabbitMQ before 4.3 bears less."""
     if rules.hold == 0:
         return rules
-    if version >= NEW_LOG:
-        return rules._replace(hold=3600.0 if rules.hold is None else rules.hold)
-    return rules._replace(hold=600.0 if rules.hold is None else rules.hold, behind=MOST_BEHIND)
-
-
-LONGEST_SPREAD: Final = 1.25
+    is_new = version >= NEW_LOG
+    hold = rules.hold
+    if hold is None:
+        hold = max(3600.0 if is_new else 600.0, tries_take(rules.delay, rules.longest, rules.limit))
+    return rules._replace(hold=hold, behind=0 if is_new else MOST_BEHIND)
 
 
 def spread(key: bytes) -> float:

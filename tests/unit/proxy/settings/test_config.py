@@ -150,7 +150,12 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         ({"groups": "x", "groups_hold_max": "59"}, "groups_hold_max: 59 is less than groups_retry_delay_max, 60"),
         (
             {"groups": "x", "groups_hold_max": "90", "groups_retry_limit": "8", "groups_retry_then": "stop"},
-            "groups_hold_max: 90 s are over before a message was tried groups_retry_limit = 8 times, which takes 183 s",
+            "groups_hold_max: 90 s are over before a message was tried groups_retry_limit = 8 times, which takes 228"
+            ".75 s",
+        ),
+        (
+            {"groups": "x", "groups_hold_max": "74", "groups_retry_limit": "6", "groups_retry_then": "stop"},
+            "groups_hold_max: 74 s are over before a message was tried groups_retry_limit = 6 times",
         ),
         (
             {"groups": "x", "groups_retry_limit": "3", "groups_dead_letter": "x"},

@@ -8,9 +8,10 @@ import pytest
 from proxy.groups.blocked import Backlog
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
-from proxy.groups.consuming.series import LEAVES_WITHIN, LONGEST_SPREAD, MOST_BEHIND, HeldState, Rules, limits
+from proxy.groups.consuming.series import LEAVES_WITHIN, MOST_BEHIND, HeldState, Rules, limits
 from proxy.groups.operators import Act, Order
 from proxy.session import client_loop
+from proxy.settings.tries import LONGEST_SPREAD
 from tests.unit.proxy.groups.consuming.grouping import FIRST, deliver
 from tests.unit.proxy.groups.consuming.test_retries import Limited
 from tests.unit.proxy.session.wire import ack, method, split
@@ -61,6 +62,19 @@ def held_for_long(rules: Rules) -> tuple[Limited, int]:
 def test_the_limits_follow_the_broker(given: float | None, version: tuple[int, int], hold: float, behind: int) -> None:
     found = limits(Rules(hold=given), version)
     assert (found.hold, found.behind) == (hold, behind)
+
+
+@pytest.mark.parametrize(
+    ("rules", "hold"),
+    [
+        (Rules(limit=20), 1128.75),
+        (Rules(limit=8), 600.0),
+        (Rules(delay=2.0, longest=1e6, limit=1_000_000), LONGEST_SPREAD * (2.0 * (2.0**19 - 1) + 999_981 * 1e6)),
+        (Rules(limit=20, hold=60.0), 60.0),
+    ],
+)
+def test_by_default_a_message_has_all_its_tries(rules: Rules, hold: float) -> None:
+    assert limits(rules, (4, 2)).hold == hold
 
 
 def test_a_message_that_is_held_for_too_long_becomes_a_dead_letter() -> None:

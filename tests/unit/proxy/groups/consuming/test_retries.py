@@ -10,9 +10,10 @@ from proxy.groups.blocked import Backlog
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.retries import fingerprint
-from proxy.groups.consuming.series import LEAVES_WITHIN, LONGEST_SPREAD, Held, HeldState, Rules, spread
+from proxy.groups.consuming.series import LEAVES_WITHIN, Held, HeldState, Rules, spread
 from proxy.groups.model import Member
 from proxy.session import client_loop
+from proxy.settings.tries import LONGEST_SPREAD
 from proxy.wire import table
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened, seen
 from tests.unit.proxy.session.wire import ack, headers, long_string, method

@@ -15,9 +15,10 @@ from proxy.groups.consuming.deliver import MOST_PASSED
 from proxy.groups.consuming.events import LinkRefused
 from proxy.groups.consuming.letters import Letter, header_of
 from proxy.groups.consuming.retries import fingerprint
-from proxy.groups.consuming.series import LONGEST_SPREAD, MOST_BYTES, Held, HeldState, Rules, Series, Window
+from proxy.groups.consuming.series import MOST_BYTES, Held, HeldState, Rules, Series, Window
 from proxy.groups.consuming.tags import MOST_UNACKED
 from proxy.session import broker_loop, client_loop
+from proxy.settings.tries import LONGEST_SPREAD
 from proxy.wire.frames import U64, Fault
 from ring.hashed import HashedValue
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, is_close, seen
