@@ -645,7 +645,7 @@ class Series:
 
     def _forget(self, held: Held) -> None:
         self.size -= held.size
-        if held.tries or held.crashes:
+        if held.tries or held.crashes or held.since:
             self._unretried(held)
             self.hands.leave(held)
             self._go_on(held)

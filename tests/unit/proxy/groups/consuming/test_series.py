@@ -191,6 +191,20 @@ def test_a_dead_letter_that_is_not_confirmed_is_published_again_and_not_tried() 
     assert series.release(17.0, 10) == (1, [held])
 
 
+def test_a_shard_goes_on_once_what_it_stands_for_is_settled_though_no_try_is_known_of_it() -> None:
+    """Another sidecar told when it was first returned, and nothing else."""
+    series = Series(Rules(hold=5.0), 10)
+    window = Window(series, 1)
+    overdue, other = (message(window, tag, key, 10.0) for tag, key in ((1, b"\0a"), (2, b"\0b")))
+    overdue.since, overdue.returned_at = 1.0, 2.0
+    series.arrive(overdue, 10.0)
+    assert series.release(10.0, 10) == (1, [overdue])
+    series.arrive(other)
+    assert [series.pass_on(), series.pass_on()] == [overdue, None]
+    series.settle(overdue)
+    assert series.pass_on() is other
+
+
 def test_a_dead_letter_outlives_its_window_until_it_is_confirmed() -> None:
     """Its link does not end before; nothing else of the window stays."""
     series = Series(Rules(200, 1.0, 5.0, 1, dead_letters=True), 0)
