@@ -288,7 +288,7 @@ def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
     at = 20 + method[11]
     method = method[:at] + b"\1" + method[at + 1 :]
     try:
-        attempt = table.integer_field(letters.ATTEMPT, held.tries + held.crashes + 1)
+        attempt = table.integer_field(letters.ATTEMPT, held.tries + 1)
         payload, _ = content.stamped(header, 7, len(header) - 1, attempt, (letters.ATTEMPT,))
     except Fault:
         return method, header

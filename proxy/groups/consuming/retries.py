@@ -141,7 +141,8 @@ def bury(g: Consuming, source: HiddenChannel, held: Held) -> None:
     group, shard = source.consumer.member.group, source.link.shard
     key = routing_key(held.frames, 0, held.header_at, held.body_at)
     reason = OPERATOR if held.buried else _why(held)
-    tries = held.tries + held.crashes
+    # A client that was lost has not returned it: a crash counts only where it is the reason.
+    tries = held.tries + held.crashes if reason == CRASH else held.tries
     letter = Letter(g.c.vhost, group, shard, key, held.header, held.body, tries, reason)
     g.events.append(DeadLetterDue(held, letter))
 
