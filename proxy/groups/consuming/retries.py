@@ -104,7 +104,7 @@ def exhausted(g: Consuming, held: Held) -> None:
     member, shard = source.consumer.member, source.link.shard
     if held.fingerprint:
         now, rules = time.time(), held.window.series.rules
-        # It is known for as long as it is held, and for a while longer.
+        # The record lasts until the message was held for too long, and for a while longer.
         due = now + max(rules.longest, min(rules.hold or 0.0, LATEST / 2))
         since = now - (g.c.now - held.since) if held.since else 0.0
         member.attempts.note(shard, held.fingerprint, held.tries, due, since)
