@@ -23,6 +23,7 @@ from urllib.parse import quote
 import uvloop
 
 import proxy
+from proxy.groups.model import LinkEvent
 from ring.compiled import kind
 from testbed.broker import installation
 from testbed.cluster import private_cluster
@@ -35,7 +36,7 @@ from tests.chaos.groups.history import Calm, History
 from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict
 from tests.chaos.groups.members import HEALS, Group, libraries
 from tests.chaos.groups.plant import unseen
-from tests.chaos.groups.rows import Row, closed, missed, taken
+from tests.chaos.groups.rows import CLOSED, Row, missed, taken, times
 from tests.chaos.groups.several import FURTHER, Named, judge_each, named, part_of
 from tests.chaos.groups.works import Worked
 from tests.chaos.oracle import Told
@@ -264,7 +265,8 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             history.read(member.name, lines, member.killed)
     history.groups = {member.name: member.group for member in group.ended}
     logs = [sidecar.log() for each in made.members for sidecar in each.started]
-    history.closed, rows = closed(logs, time.monotonic() - time.time()), taken(logs)
+    epoch, rows = time.monotonic() - time.time(), taken(logs)
+    history.closed, history.given_up = times(logs, epoch, CLOSED), times(logs, epoch, {LinkEvent.GIVE_UP})
     limits = todo.limits
     verdicts = judge_each(history, limits)
     for name, verdict in verdicts.items():

@@ -140,6 +140,8 @@ class History:
     calms: list[Calm] = field(default_factory=list)
     closed: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
     """By member and shard, when sidecars saw the end of the channel by which they consumed the shard for the member."""
+    given_up: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
+    """By member and shard, when sidecars took a shard with all that was unacked from the member."""
     begins: list[Begin] = field(default_factory=list)
     """Those of members in series."""
     dead_letters: Sequence[DeadLetter] = ()

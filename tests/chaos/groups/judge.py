@@ -47,6 +47,9 @@ WRITTEN_WITHIN = 0.1
 ARRIVES_WITHIN = 0.5
 """Seconds from the end of a fault until a member has read what waited for that end."""
 
+CROSSES_WITHIN = 0.5
+"""Seconds before a sidecar takes a shard from a member in which an ack that the member sent may not have reached it."""
+
 WAKES_WITHIN = 3.0
 """Seconds in which a member that had stalled reads what was sent to it meanwhile."""
 
@@ -342,6 +345,8 @@ class _Judge:
         for stall in self._slept[holder.member]:
             if seen.settled is not None and stall.begin - WRITTEN_WITHIN <= seen.settled <= stall.end:
                 return "acked as it stalled"
+        if again.redelivered and self._was_given_up(seen, shard, at):
+            return "acked as the shard was taken from its member"
         dropped = self._dropped.get(holder, float("inf"))
         reached = self._acked_before.get(holder, 0.0)
         if dropped <= at and (seen.settled is None or seen.settled >= reached):
@@ -353,6 +358,17 @@ class _Judge:
         """Return whether the channel of a delivery was closed after its ack, though the same member has the shard."""
         ends = self._history.closed.get((seen.delivery.holder.member, shard), ())
         return seen.settled is not None and any(seen.settled <= end <= at for end in ends)
+
+    def _was_given_up(self, seen: _Seen, shard: str, at: float) -> bool:
+        """Return whether a sidecar took the shard from a member before the ack of a delivery had reached it.
+
+        The sidecar must have done so after the delivery and before a time. Whether it was allowed to is judged by the
+        messages that were not acked.
+        """
+        times = self._history.given_up.get((seen.delivery.holder.member, shard), ())
+        return seen.settled is not None and any(
+            seen.delivery.at <= given_up <= min(at, seen.settled + CROSSES_WITHIN) for given_up in times
+        )
 
     def _leader_was_lost(self, seen: _Seen, at: float) -> bool:
         """Return whether the ack of a message that comes again at this time may have met a leader that was killed."""

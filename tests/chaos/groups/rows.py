@@ -6,7 +6,7 @@ take those of a link's ordinary life; how often it has taken the others is print
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
 
 from proxy.groups.model import TABLE, LinkEvent, LinkState
@@ -15,9 +15,10 @@ Row = tuple[LinkState, LinkEvent]
 
 _TAKEN = re.compile(r" DEBUG proxy\.groups\.model: .*: ([A-Z_]+) in ([A-Z]+)$", re.MULTILINE)
 
-_CLOSED = re.compile(
-    r"^(\S+) DEBUG proxy\.groups\.model: \S+ (\S+), shard '(\S+)': (?:CLOSED|LOST|REFUSED) in [A-Z]+$", re.MULTILINE
-)
+_EVENT = re.compile(r"^(\S+) DEBUG proxy\.groups\.model: \S+ (\S+), shard '(\S+)': ([A-Z_]+) in [A-Z]+$", re.MULTILINE)
+
+CLOSED = frozenset({LinkEvent.CLOSED, LinkEvent.LOST, LinkEvent.REFUSED})
+"""The events by which a link ends."""
 
 ORDINARY: frozenset[Row] = frozenset(
     {
@@ -45,13 +46,14 @@ def missed(counts: Counter[Row]) -> list[Row]:
     return [row for row in sorted(ORDINARY) if not counts[row]]
 
 
-def closed(logs: Iterable[str], epoch: float) -> Mapping[tuple[str, str], Sequence[float]]:
-    """Return when links ended, by their members and shards, in monotonic seconds.
+def times(logs: Iterable[str], epoch: float, events: Set[LinkEvent]) -> Mapping[tuple[str, str], Sequence[float]]:
+    """Return when links took one of these events, by their members and shards, in monotonic seconds.
 
     `epoch` is the monotonic time of the year 1970's beginning. The clocks of the sidecars must be right.
     """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for log in logs:
-        for at, member, shard in _CLOSED.findall(log):
-            found[member, shard].append(epoch + datetime.fromisoformat(at).timestamp())
+        for at, member, shard, event in _EVENT.findall(log):
+            if LinkEvent[event] in events:
+                found[member, shard].append(epoch + datetime.fromisoformat(at).timestamp())
     return found

@@ -299,6 +299,28 @@ def test_such_a_message_comes_to_the_same_member_only_if_its_channel_was_closed_
     assert bool(judged(history).faults) == is_fault
 
 
+@pytest.mark.parametrize(
+    ("given_up", "is_marked", "is_fault"),
+    [
+        (109.95, True, True),
+        (110.05, True, False),
+        (110.55, True, False),
+        (110.65, True, True),
+        (110.55, False, True),
+    ],
+)
+def test_an_ack_may_cross_the_end_of_a_link(given_up: float, is_marked: bool, is_fault: bool) -> None:
+    """The message was delivered at 110.0 and acked at 110.1, and comes again at 111.9."""
+    history = good()
+    again = got(99, A, 2.0, redelivered=is_marked)
+    history.deliveries.append(again)
+    history.settlements.append(acked(again))
+    history.given_up = {("a", SHARDS[0]): [110.2], ("b", SHARDS[1]): [110.2], ("a", SHARDS[1]): [given_up]}
+    verdict = judged(history)
+    assert bool(verdict.faults) == is_fault
+    assert verdict.redelivered == ({} if is_fault else {"acked as the shard was taken from its member": 1})
+
+
 @pytest.mark.parametrize(("after", "faults"), [(14.0, 0), (16.0, 1)])
 def test_such_a_message_comes_again_soon(after: float, faults: int) -> None:
     history = moved(good(), 101, later=30.0)

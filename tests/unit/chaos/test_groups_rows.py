@@ -7,7 +7,7 @@ import pytest
 
 from proxy.groups.model import TABLE, Link, LinkEvent, LinkState, Member
 from proxy.process.logs import TextFormatter
-from tests.chaos.groups.rows import ORDINARY, closed, missed, taken
+from tests.chaos.groups.rows import CLOSED, ORDINARY, missed, taken, times
 
 
 def log_of(records: list[logging.LogRecord]) -> str:
@@ -34,7 +34,7 @@ def test_a_run_without_links_misses_each_row_of_their_ordinary_life() -> None:
     assert set(missed(taken([""]))) == ORDINARY
 
 
-def test_the_ends_of_links_are_read_from_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_times_of_events_are_read_from_the_log(caplog: pytest.LogCaptureFixture) -> None:
     member = Member("m", "/", "orders", 1, b"tag")
     member.client = "10.0.0.9:40118 pika-70"
     with caplog.at_level(logging.DEBUG, "proxy.groups.model"):
@@ -47,6 +47,8 @@ def test_the_ends_of_links_are_read_from_the_log(caplog: pytest.LogCaptureFixtur
             link = member.links[shard] = Link(member, shard)
             for event in events:
                 link.enter(event, 0.0)
-    found = closed([log_of(caplog.records)], time.monotonic() - time.time())
+    logs, epoch = [log_of(caplog.records)], time.monotonic() - time.time()
+    found = times(logs, epoch, CLOSED)
     assert set(found) == {("pika-70", "orders.1"), ("pika-70", "orders.2"), ("pika-70", "orders.3")}
-    assert all(abs(time.monotonic() - at) < 60 for times in found.values() for at in times)
+    assert all(abs(time.monotonic() - at) < 60 for each in found.values() for at in each)
+    assert set(times(logs, epoch, {LinkEvent.GIVE_UP})) == {("pika-70", "orders.1")}
