@@ -21,13 +21,16 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups chaos-series fuzz check lock clean
+.PHONY: help demo try pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups chaos-series fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 	.venv/bin/python -m testbed.demo
+
+try: $(INSTALLED) ## Play with a group of workers on a real RabbitMQ: kill one, add one, fail an order, and watch
+	.venv/bin/python -m testbed.playground
 
 pipeline-demo: $(PIPELINE) ## Show the data pipeline at work: a real sidecar's journal, every job, each report in a browser
 	.venv/bin/python -m testbed.pipeline_demo

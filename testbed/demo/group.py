@@ -133,8 +133,8 @@ async def group_act(broker: Broker, vhost: str, folder: Path, tell: Callable[[st
 async def group_of(broker: Broker, vhost: str, folder: Path) -> AsyncIterator[Group]:
     """Make a virtual host with the exchange, and two sidecars whose clients may consume from the exchange's name."""
     async with AsyncExitStack() as stack:
-        urls = await stack.enter_async_context(sharded(broker, vhost, folder, QUEUES, 2, {}))
-        group = Group(urls)
+        sidecars = await stack.enter_async_context(sharded(broker, vhost, folder, QUEUES, 2, {}))
+        group = Group([sidecar.amqp_url for sidecar in sidecars])
         stack.push_async_callback(group.end)
         yield group
 

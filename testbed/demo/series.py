@@ -78,16 +78,16 @@ async def series_act(broker: Broker, vhost: str, folder: Path, tell: Callable[[s
     tell(f"\nA pika program with {WORKERS} workers consumes from the exchange's name. {customer}'s order {number}")
     tell(f"fails {FAILURES} times, and each time the program answers nack with requeue: first through a sidecar, in")
     tell("series, and then straight from the queues. An order waits from its publish until it is done.\n")
-    async with sharded(broker, vhost, folder, QUEUES, 1, SETTINGS) as (url,):
+    async with sharded(broker, vhost, folder, QUEUES, 1, SETTINGS) as (sidecar,):
         with rows(["", "tries", "median wait", "longest wait", "out of order", "two at once"]) as table:
             runs = []
             direct = str(URL(broker.amqp_url).with_path("/") / vhost)
             for what, pool_url, queues, bursts in (
-                ("in series", url, [EXCHANGE], IN_SERIES_BURSTS),
+                ("in series", sidecar.amqp_url, [EXCHANGE], IN_SERIES_BURSTS),
                 ("direct", direct, QUEUES, DIRECT_BURSTS),
             ):
                 async with pool(pool_url, queues) as run:
-                    await run.publish(url, bursts)
+                    await run.publish(sidecar.amqp_url, bursts)
                     await run.finish()
                 runs.append(run)
                 for row in table_of(what, run):

@@ -1,0 +1,1 @@
+"""`make try`: a group of workers to play with."""
