@@ -174,10 +174,12 @@ def _won(weights: Mapping[Destination, int], some: Set[Destination]) -> NDArray[
 
 
 def fingerprint(weights: Mapping[Destination, int], exchange_type: str, hashed: str) -> str:
-    """Return sixteen hex digits that are equal for two rings if, and only if, these route equally.
+    """Return sixteen hex digits of a ring: rings with equal ones route equally.
 
     The digits cover the ring format, the hashed value (as `HashedValue` prints it), the exchange type and the sorted
     destinations with their weights. Each field is preceded by its length, so that no two inputs yield the same bytes.
+    Lanes do not count. Operators compare the digits of sidecars, `retire` those of a fleet, and a journal's records
+    name their rings by them.
     """
     digest = hashlib.blake2b(digest_size=8)
     fields = [str(RING_FORMAT), hashed, exchange_type]

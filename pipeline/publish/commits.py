@@ -78,7 +78,7 @@ class CommitLog:
         self._add({"event": "begun", **told})
 
     def pinned(self) -> dict[str, RingSpec]:
-        """Return the ring with which this run last began each batch, by batch number."""
+        """Return the ring with which this run last began each batch, by batch number; empty without a log."""
         found: dict[str, RingSpec] = {}
         rings: dict[object, RingSpec] = {}
         if self._path is not None and self._path.exists():

@@ -74,7 +74,10 @@ class RowMessage(NamedTuple):
 
 
 def check_columns(schema: StructType, ids: tuple[str, ...], hashed: HashedValue) -> None:
-    """Raise PipelineError for columns that are missing, unknown or of another type, with all of them in one line."""
+    """Raise PipelineError for columns that are missing, unknown or of another type, with all of them in one line.
+
+    A table has the columns NEEDED, may have those of PROPERTIES, and has those in `ids` (the option `id_columns`).
+    """
     names = schema.fieldNames()
     wanted = NEEDED | {name: types for name, types in PROPERTIES.items() if name in names}
     complaints = mismatches(schema, wanted)

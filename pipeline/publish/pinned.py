@@ -90,7 +90,7 @@ async def _read(options: Options) -> RingSpec:
 async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:
     """Raise PipelineError if a queue of the ring would dead-letter rows under its own name.
 
-    Rows that come through a lane have their own routing keys.
+    Rows that come through a lane have their own routing keys. A queue of which the broker does not tell yet passes.
     """
     queues = [queue for queue, lane in zip(routes.queues, routes.lanes, strict=True) if not lane]
     told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in queues))

@@ -93,7 +93,9 @@ def find(
 ) -> list[Findings]:
     """Return what there is to say of each exchange, those with the most records first, each followed by its rings.
 
-    Raises PipelineError for a ring that records name and `rings`, the journal's, lack.
+    Beyond `exact` records, keys are counted of a part of the slots only. There, or with `approximate`, hot keys are
+    estimated. Bytes are known of destinations, and of no key. Raises PipelineError for a ring that records name and
+    `rings`, the journal's, lack.
     """
     scopes = _scopes(records)
     for scope, _ in scopes:

@@ -77,7 +77,8 @@ def by_slot(counts: DataFrame) -> DataFrame:
 def hottest(counts: DataFrame, top: int) -> DataFrame:
     """Return the `top` rows with the most messages of each SCOPE; among equal ones, those first by slot and key.
 
-    No task sorts all keys of a ring: each of _PARTS first finds the hottest keys of the slots in it.
+    The result has the columns of `counts`: of `key_counts`, `about_counts` (which lacks `bytes`) or `by_slot`. No task
+    sorts all keys of a ring: each of _PARTS first finds the hottest keys of the slots in it.
     """
     ties = [name for name in ("slot", "key") if name in counts.columns]
     part = F.pmod(F.hash("slot"), F.lit(_PARTS))

@@ -36,8 +36,8 @@ _REPLY_TO: Final = "amq.rabbitmq.reply-to"
 def run(settings: Settings, sidecar: str, vhost: str | None, exchange: str, act: Act, key: str) -> str:
     """Order what becomes of the first message of a key; return a line that says what was done.
 
-    `sidecar` is the URL of an admin listener that tells of the key, and `key` its value or its hash. Raises
-    QuestionError where it was not done, or where that is not known.
+    `sidecar` is the URL of an admin listener that tells of the key, and `key` its value or its hash. Without `vhost`
+    it is the sidecar's default one. Raises QuestionError where it was not done, or where that is not known.
     """
     if vhost is None:
         vhost = str(rings(sidecar)["default_vhost"])

@@ -223,7 +223,10 @@ class RunningGroup:
             await asyncio.sleep(1.0)
 
     async def _run(self) -> None:
-        """Do all that is due, sleep until something is due or has come, and so on; ends by being cancelled."""
+        """Do all that is due, sleep until something is due or has come, and so on.
+
+        Ends by being cancelled, or by an unexpected error, after which `_guarded` runs it again.
+        """
         while True:
             now = time.monotonic()
             self._follow(now)

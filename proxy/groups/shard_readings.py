@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -226,8 +226,11 @@ def mixed(prefetches: Collection[int]) -> tuple[str, ...]:
     )
 
 
-def partly_in_series(in_series: Collection[bool]) -> tuple[str, ...]:
-    """Return why a group is not exact whose members consume in series, or do not, as told; empty if it is."""
+def partly_in_series(in_series: Set[bool]) -> tuple[str, ...]:
+    """Return why a group is not exact if some of its members consume in series and others do not; empty otherwise.
+
+    `in_series` has the different answers of the members: one or both.
+    """
     if len(in_series) < 2:
         return ()
     return (

@@ -49,7 +49,8 @@ NEWS_A_SECOND: Final = 200
 
 LATE: Final = 1.5 * BEAT
 """From a sidecar's last sign of life, or from the broker's answer that its queue is there, until those who watch it ask
-for its queue. The others ask after so many times the seconds between two beats of the fleet."""
+for its queue. The others ask after so many times the seconds between two beats of the fleet. To have a killed sidecar
+found later, lengthen this one."""
 
 ASK_AGAIN: Final = 0.5 * BEAT
 """From one question about a sidecar's queue to the next; two answers that it is not there make the sidecar gone."""
@@ -65,7 +66,8 @@ COUNT_AFTER: Final = 3 * BEAT
 """From that time until a deaf sidecar looks for shards that nobody consumes."""
 
 BEATS_UNTIL_GONE: Final = 4
-"""The number of beats that a sidecar has left out when it counts as gone, whatever the broker says of its queue."""
+"""The number of beats that a sidecar has left out when it counts as gone, whatever the broker says of its queue: the
+last resort, after 4 s in a fleet of up to `HEARD_A_SECOND`."""
 
 COUNT_EVERY: Final = 2 * BEAT
 """From one question of a deaf sidecar how many consumers the shards have to the next."""

@@ -319,8 +319,9 @@ class PublisherProtocol:
         self._returning.add(number)
 
     def _on_returned(self, number: int, data: bytes, start: int, end: int) -> None:
-        """Note which publish has come back, by the ring id in the returned header.
+        """Note which publish of the channel `number` has come back, by the ring id in the returned header.
 
+        Nothing is noted for a channel that is gone. Raises Fault for a message that this connection has not sent.
         basic.return names no delivery tag. Its ack comes after it, as RabbitMQ documents (5,413 of 5,413, measured).
         """
         self._returning.discard(number)

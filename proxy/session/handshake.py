@@ -289,7 +289,8 @@ def _hidden(h: Handshake) -> int:
 def _tune_ok(h: Handshake, arguments: Arguments) -> bytes:
     """Return connection.tune-ok with the channels that are kept for this proxy added again.
 
-    Raises Fault 530 if the client asks for more than was offered.
+    A frame_max below LEAST_FRAME_MAX counts as that here, and passes as it is. Raises Fault 502 for another length, and
+    530 if the client asks for more than was offered.
     """
     if arguments.left != _TUNE:
         raise Fault(SYNTAX_ERROR, "connection.tune-ok is not of its length", CONNECTION_TUNE_OK)

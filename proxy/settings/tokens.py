@@ -150,7 +150,10 @@ def _name(where: str, entry: dict[str, Any]) -> str:
 
 
 def _digest(where: str, entry: dict[str, Any]) -> bytes:
-    """Return the SHA-256 of an entry's token, given as either of them. Raises ConfigError that begins with `where`."""
+    """Return the SHA-256 of an entry's token, 32 bytes, from the field `token` or the field `sha256`.
+
+    Raises ConfigError, which begins with `where`, for a mistake, an unknown field, and for both fields or neither.
+    """
     for field in entry:
         if field not in _FIELDS:
             raise ConfigError(f"{where}: unknown field {field!r}")

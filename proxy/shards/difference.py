@@ -536,7 +536,10 @@ def _without(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return how the arguments of something that exists differ from the wanted ones; empty if they are the same."""
+    """Return how the arguments of something that exists differ from the wanted ones; empty if they are the same.
+
+    Those in AT_DECLARATION are not compared, and a single active consumer that was found as false counts as none.
+    """
     if found.get("x-single-active-consumer") is False:
         found = _without(found, "x-single-active-consumer")
     differences = []

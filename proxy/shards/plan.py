@@ -66,7 +66,8 @@ class Plan:
         """All steps, each with its virtual host, in the order in which `apply` takes them.
 
         Steps that every exchange of the file needs come before any exchange is bound. An exchange that another one
-        names is bound before that one: a message must not be dead-lettered to an exchange that leads nowhere yet.
+        names is bound before that one: a message must not be dead-lettered to an exchange that leads nowhere yet. A
+        text may show them by exchange, as `plan_text` does.
         """
         differences = named_first([each.difference for each in self.exchanges])
         return tuple(

@@ -158,10 +158,10 @@ def _sources(state: State, queues: Collection[str], but: Collection[str] = ()) -
 
 
 async def retire_group(broker: Broker, lock: Lock, what: GroupRetirement, say: Say) -> None:
-    """Take a group away. Run again after it was stopped, it goes on where it was.
+    """Take a group away, and delete its queues unless `what` keeps them; shards, lanes and fans stay.
 
-    Raises RetireError if nothing was changed, ManagementError or TopologyError if nothing could be read, and
-    StoppedError once it has begun.
+    Run again after it was stopped, it goes on where it was. Raises RetireError if nothing was changed, ManagementError
+    or TopologyError if nothing could be read, and StoppedError once it has begun, also if the lock is lost.
     """
     state = (await broker.states([what.vhost]))[what.vhost]
     course = course_of(state, what)

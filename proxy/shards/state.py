@@ -102,7 +102,7 @@ class State:
 
     @cached_property
     def _promises(self) -> Mapping[str, Promise | None]:
-        """The promise of the hash exchanges about each lane."""
+        """By exchange that a hash exchange is bound to, the promise of these bindings: see `promises_of`."""
         return promises_of(
             _plain(each)
             for source, bindings in self.bindings.items()

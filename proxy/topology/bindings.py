@@ -275,9 +275,9 @@ def _promise(arguments: object) -> Promise | None:
 
 
 def promises_of(bindings: Iterable[Binding]) -> dict[str, Promise | None]:
-    """Return the promise about each exchange among the destinations of a ring's bindings; None if there is none.
+    """Return the promise about each exchange among the destinations of bindings; None if they promise nothing of it.
 
-    Bindings to one lane that promise the same shard promise all their groups together.
+    Bindings to one lane promise all their groups together. If they name different shards, that of the promise is empty.
     """
     found: dict[str, Promise | None] = {}
     for destination, _, promise in bindings:
@@ -292,7 +292,7 @@ def promises_of(bindings: Iterable[Binding]) -> dict[str, Promise | None]:
 
 
 def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, Behind] = NOTHING_BEHIND) -> Bindings:
-    """Return the weights that the bindings of an exchange give to its destinations.
+    """Return the weights that bindings give, the ignored bindings, destinations bound more than once, and the lanes.
 
     A binding to a lane gives its weight to the queue behind the lane; `behind` has the exchanges that were read, by
     name. A binding whose key is not a weight is listed as ignored, and so is one to an exchange that leads nowhere or

@@ -137,7 +137,11 @@ class Scheduler:
         return {name: name not in self._router.entries for name in sorted(self._named.difference(unread))}
 
     async def run(self) -> None:
-        """Read each tracked exchange again and again, after random times of up to the interval, until cancelled."""
+        """Read each tracked exchange again and again, after random times of up to the interval, until cancelled.
+
+        Asks for the cluster's name as often. Readings that cannot be started are logged, and tried again. At its end
+        it cancels what is under way, and closes the reader.
+        """
         try:
             while True:
                 self._wake.clear()
@@ -280,8 +284,10 @@ class Scheduler:
             self._tracked.pop(name, None)
 
     def declared(self, vhost: str, declaration: Declaration) -> None:
-        """Take a declaration that the broker has just confirmed: what it changes is read before anything is published
-        there.
+        """Take a declaration that the broker has just confirmed.
+
+        If the entry of an exchange shows it already, as it usually does, nothing is read and no publish waits.
+        Otherwise the overlay keeps it until a reading shows it, and the exchange's next publishes wait for a reading.
         """
         now, entries = time.monotonic(), self._router.entries
         being_read = {

@@ -172,7 +172,7 @@ def _mistake(
 ) -> tuple[int, str] | None:
     """Return the reply code and text that refuse a basic.consume of a group; None if the member may join."""
     group = member.group
-    if why := _unserial(member, fields):
+    if why := _refusal_of_series(member, fields):
         return PRECONDITION_FAILED, f"group '{group}'{why}"
     if bits & EXCLUSIVE:
         return ACCESS_REFUSED, f"group '{group}' cannot be consumed exclusively: a group is for several consumers"
@@ -194,8 +194,11 @@ def _mistake(
     return None
 
 
-def _unserial(member: Member, fields: bytes) -> str:
-    """Return why a member cannot consume in series as it asks to; empty if it can, or does not ask."""
+def _refusal_of_series(member: Member, fields: bytes) -> str:
+    """Return the end of the sentence that refuses a member: its argument for series is no boolean, or it wants no acks.
+
+    Empty if nothing about consuming in series speaks against the member.
+    """
     series = table.find(fields, 0, len(fields), _IN_SERIES)
     if series is not None and series.kind != ord("t"):
         return f": the argument {_IN_SERIES.decode()} must be true or false"

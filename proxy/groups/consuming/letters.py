@@ -21,7 +21,10 @@ GROUP: Final = b"x-ring-group"
 SHARD: Final = b"x-ring-shard"
 _REASON: Final = b"x-ring-reason"
 HEADERS: Final = frozenset({GROUP, SHARD, ATTEMPT, _REASON})
-"""The headers that a dead letter gets: the group, the queue that was its shard, how often it was tried, and why."""
+"""The headers that a dead letter gets: the group, the queue that was its shard, how often it was tried, and why.
+
+`header_of` writes them: a further one goes into both.
+"""
 
 _CUT: Final = content.STAMPS_AND_COPIES | HEADERS | content.DELIVERY_COUNTS | {b"x-stream-filter-value", b"x-delay"}
 """The headers that a dead letter does not carry on: what RabbitMQ would heed, and what held in the shard alone."""
@@ -45,7 +48,10 @@ class Letter(NamedTuple):
 
 
 def header_of(letter: Letter) -> Header:
-    """Return the properties and headers of a dead letter. Raises Fault for a content header that cannot be read."""
+    """Return the properties and headers of a dead letter, with all of HEADERS.
+
+    Raises Fault for a content header that cannot be read.
+    """
     header, end = letter.header, len(letter.header) - 1
     found = content.properties(header, 7, end)
     fields = b""

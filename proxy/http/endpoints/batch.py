@@ -143,7 +143,10 @@ class BatchEndpoint:
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
     async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:
-        """Send the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
+        """Send the items of a piece, up to `max_batch` in the batch. Raises BodyError at the first one beyond it.
+
+        Returns between pieces, so that no item is held while the next is awaited.
+        """
         most = self._settings.max_batch
         for item in piece:
             if len(batch) >= most:
@@ -155,7 +158,11 @@ class BatchEndpoint:
                 await step
 
     def _add(self, ids: set[str], batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
-        """Add one item to the batch; its id must not be one of `ids`, to which it is added."""
+        """Add one item to the batch, and return what must be awaited before the next; None if nothing must.
+
+        An item with a mistake, an id in `ids` or too long a payload is refused in the batch, which goes on. `ids` gets
+        the item's id. `_send` has looked at `max_batch`.
+        """
         index = len(batch)
         try:
             message_id, message = message_of(item)

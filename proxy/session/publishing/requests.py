@@ -121,7 +121,11 @@ def end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i
 
 
 def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a broker's -ok, which belongs to the channel's first pending request: they are answered in order."""
+    """Take a broker's -ok, which belongs to the channel's first pending request: they are answered in order.
+
+    Returns what the client gets instead; None if it gets the frame as it is, and b"" if it gets nothing: now, or ever
+    if this proxy had asked for the -ok. An -ok waits behind the deferred ones. A declaration becomes an event.
+    """
     if channel.deferred or (method == TX_COMMIT_OK and channel.unsettled_returns):
         # An -ok waits behind the first that waits, too.
         channel.deferred.append(data[i:end])
