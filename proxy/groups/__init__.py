@@ -36,7 +36,9 @@ Who tells whom
   others, and when something is due. `timing.py` has all times on one axis.
 * `pauses.py` says which shards operators have paused.
 * `decide.py` is pure: it takes what all beats tell, this sidecar's own included, and returns the owner and the target
-  of each shard (by `assignment.py`), and which links this sidecar's members open and let go.
+  of each shard, and which links this sidecar's members open and let go.
+* `assignment.py` spreads shards over members, evenly and with the fewest moves, the same in every sidecar.
+* `consuming/links.py` opens a member's link, and closes it once the client has acked.
 * `beats.py` is what a sidecar tells the others: the members it has, and of each link its state, since when it is open,
   how many messages the client holds, whether the member should have the shard as this sidecar sees it (`wants`), and
   behind which owner it waits (`behind`).
@@ -56,7 +58,8 @@ Every sidecar computes the same targets from the same beats. Then, for a shard w
 4. A's next beat tells nothing of a link any more: B is the owner.
 
 If A dies at any point, its channel ends, and B has the shard as soon as the broker sees it: at once, or for a lost
-machine after missed heartbeats. If B dies, A closes all the same, and opens a link again, as the target of any shard
+machine after missed heartbeats. A's other shards get new targets once A counts as gone, of a lost machine after four
+beats. These targets open links, which wait until the broker, too, has noticed. If B dies, A closes all the same, and opens a link again, as the target of any shard
 does. If A's client does not ack for `groups_leave_timeout` seconds, A's link is closed and its messages come again, to
 B.
 
