@@ -59,9 +59,9 @@ Every sidecar computes the same targets from the same beats. Then, for a shard w
 
 If A dies at any point, its channel ends, and B has the shard as soon as the broker sees it: at once, or for a lost
 machine after missed heartbeats. A's other shards get new targets once A counts as gone, of a lost machine after four
-beats. These targets open links, which wait until the broker, too, has noticed. If B dies, A closes all the same, and opens a link again, as the target of any shard
-does. If A's client does not ack for `groups_leave_timeout` seconds, A's link is closed and its messages come again, to
-B.
+beats. These targets open links, which wait until the broker, too, has noticed. If B dies, A closes all the same, and
+opens a link again, as the target of any shard does. If A's client does not ack for `groups_leave_timeout` seconds, A's
+link is closed and its messages come again, to B.
 
 Who is there
 ------------

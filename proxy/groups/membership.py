@@ -185,7 +185,10 @@ class Room:
             self._ordered(Sent(message.user_id or "", message.body, message.reply_to or ""))
 
     async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange, queue: str) -> None:
-        """Send beats until the room is closed. Raises an error if the broker does not take one."""
+        """Send beats until the room is closed.
+
+        Raises OSError if they do not arrive, and TimeoutError if one is not taken.
+        """
         is_bound, ask_at = False, 0.0
         takes_orders = self._ordered is None
         while True:

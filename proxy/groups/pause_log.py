@@ -130,7 +130,11 @@ class PauseLog:
         return channel
 
     async def _channel(self, opened: contextlib.AsyncExitStack) -> AbstractChannel:
-        """Open a channel. The connection, which all groups of the virtual host have, is given up only if that hangs."""
+        """Return a new channel.
+
+        The connection, which all groups of the virtual host have, is given up only if that hangs. Raises TimeoutError
+        if the broker does not open it in time.
+        """
         try:
             async with asyncio.timeout(TRY):
                 channel = await self._line.counts.channel()

@@ -84,7 +84,7 @@ class Pausing:
             self._answer(sent.reply_to, msgspec.json.encode(self._heeded(why)))
 
     def _judged(self, sent: Sent) -> tuple[PauseOrder | None, str]:
-        """Return the order that a message is, and why it does not count; the log tells that of each message once."""
+        """Return the order that a message is, and an empty text; or None, and why it does not count (logged once)."""
         if not self._operators.may_order(sent.user):
             return None, "groups_operators does not name the user"
         try:

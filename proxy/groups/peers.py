@@ -132,7 +132,10 @@ class Peers:
         return hears_again
 
     def heard(self, beat: Beat, taken: Mapping[str, object], now: float) -> Heard:
-        """Take another sidecar's beat. A member whose id is in `taken`, or that another sidecar has, is ignored."""
+        """Take another sidecar's beat, and return its news. A beat that is late, or of too many, brings none.
+
+        A member whose id is in `taken`, or that another sidecar has, is ignored.
+        """
         peer = self.all.get(beat.sidecar)
         if peer is None:
             # Without a full beat nothing is known of it, and with one that tells of no member it has left.

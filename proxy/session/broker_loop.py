@@ -102,7 +102,7 @@ def _settle(c: Connection) -> None:
 def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
     """Walk the frames of the broker's bytes: forward runs that need no change, and hand the others to their handlers.
 
-    Raises StructError, IndexError or Fault for a frame that cannot be read.
+    Raises StructError, IndexError or Fault for a frame that cannot be read, and BrokerFault for one that is too long.
     """
     way, own, channels = c.to_client, c.republishing, c.channels
     if c.phase >= Phase.CLOSED:
@@ -233,7 +233,10 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
 
 
 def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int) -> bytes | None:
-    """basic.ack or basic.nack: counts, and tells of publishes that came back without the client's knowledge."""
+    """Take basic.ack or basic.nack; return what the client gets instead, None if it gets the frame as it is.
+
+    Other frames are due where a message came back without the client's knowledge, and where its tags are its own.
+    """
     confirms = channel.confirms
     number, multiple = u64(data, i + 11) + confirms.counted_from, bool(data[i + 19] & MULTIPLE)
     if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):

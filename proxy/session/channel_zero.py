@@ -150,7 +150,7 @@ def _check_other(c: Connection, kind: int, number: int) -> None:
 
 
 def misplaced(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """Refuse a method that belongs on channel 0 but came on another channel; this ends the session."""
+    """Raise Fault for a method that belongs on channel 0 but came on another channel; this ends the session."""
     raise Fault(
         COMMAND_INVALID, f"{method_name(method)} came on channel {channel.id}, and belongs on channel 0", method
     )

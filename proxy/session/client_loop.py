@@ -157,14 +157,17 @@ def resume(c: Connection) -> None:
 
 
 def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
-    """Put a frame into its channel's backlog; nothing goes on in its place, and it counts once it is taken again."""
+    """Put a frame into its channel's backlog, and return b"": nothing goes on now. It counts once it is taken again."""
     c.waiting.withhold(channel, piece)
     c.to_broker.frames -= 1
     return b""
 
 
 def _take(c: Connection, data: bytes, until: float) -> None:  # noqa: C901 - one loop, for speed
-    """Take frames, but leave those for the next turn that are not taken by the time `until`, monotonic."""
+    """Take frames, but leave those for the next turn that are not taken by the time `until`, monotonic.
+
+    Bytes that are not AMQP 0-9-1, or a frame that may not come there, end the session.
+    """
     way, waiting, channels = c.to_broker, c.waiting, c.channels
     due = way.due
     out = way.out
@@ -286,7 +289,10 @@ def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:
 
 
 def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a client's method on an open channel; return what goes on in its place, or None for the frame as it is."""
+    """Take a client's method on an open channel; return what goes on in its place, or None for the frame as it is.
+
+    Raises Fault for a method that comes amidst a content, or is cut.
+    """
     if channel.expect != EXPECT_METHOD:
         # AMQP section 4.2.6: a content is not interrupted on its channel, which is a 505 to RabbitMQ.
         raise Fault(UNEXPECTED_FRAME, "a method where a content header or body must come")
@@ -338,7 +344,10 @@ def _other_method(c: Connection, channel: Channel, method: int, data: bytes, i: 
 
 
 def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a client's content header; return it with the method that waited for it, or None for the frame as it is."""
+    """Take a client's content header; return it with the method that waited for it, or None for the frame as it is.
+
+    Returns None, too, where the publish waits. Raises Fault for a header without its method, or that is cut.
+    """
     if channel.expect != EXPECT_HEADER:
         raise Fault(UNEXPECTED_FRAME, "a content header without its method")
     if end - i < _LEAST_HEADER:

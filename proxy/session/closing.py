@@ -78,7 +78,7 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
 def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     """Take the client's connection.close, which the broker gets once it has answered what was published.
 
-    A message that came back behind it could not be published again.
+    A message that came back behind it could not be published again. Returns as `methods` says.
     """
     gathered = c.interceptor.gathered() if c.interceptor is not None else b""
     goodbyes = close_unconfirmed(c)
@@ -204,7 +204,10 @@ def refuse_channel(c: Connection, channel: Channel, code: int, text: str, method
 
 
 def refusal(c: Connection, channel: Channel, code: int, text: str, method: int) -> bytes:
-    """Begin to close a channel as `refuse_channel` does; return what the broker gets in the place of the method."""
+    """Begin to close a channel as `refuse_channel` does; return what the broker gets in the place of the method.
+
+    Empty if the channel is not open, or if its close must wait for the end of a content.
+    """
     if channel.state != ChannelState.OPEN or not c.running:
         return b""
     channel.enter(ChannelState.REFUSING)
@@ -226,7 +229,10 @@ def _goodbye(c: Connection, channel: Channel) -> bytes:
 
 
 def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take what a client sends on a channel that this proxy closes; all is dropped but the rest of a content."""
+    """Take what a client sends on a channel that this proxy closes; all is dropped but the rest of a content.
+
+    Returns what the broker gets: b"" for what is dropped, else as `rest_of_content`, which may raise Fault.
+    """
     if channel.expect != EXPECT_METHOD:
         behind = reopened if channel.state == ChannelState.CUT else _goodbye
         return rest_of_content(c, channel, kind, data, i, end, behind)
@@ -273,7 +279,7 @@ def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
 
 
 def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
-    """Take a broker's frame on an abandoned channel, whose client knows of its end; nothing goes on."""
+    """Take a broker's frame on an abandoned channel, whose client knows of its end; return b"", as nothing goes on."""
     method = method_of(data, i) if kind == METHOD else 0
     if method == CHANNEL_CLOSE:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))

@@ -267,7 +267,10 @@ def _with_cancel_notify(h: Handshake, properties: bytes) -> bytes:
 
 
 def _tune(h: Handshake, arguments: Arguments) -> bytes:
-    """Return connection.tune with fewer channels; those left out stay for this proxy."""
+    """Return connection.tune with fewer channels; those left out stay for this proxy.
+
+    Raises Fault for another length.
+    """
     if arguments.left != _TUNE:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
     h.offered_channel_max = arguments.short()

@@ -161,7 +161,10 @@ class Listener:
         return session.client
 
     def _too_many(self) -> _Refusal | None:
-        """Refuse a connection as RabbitMQ does beyond `connection_max`, in code and words."""
+        """Refuse a connection as RabbitMQ does beyond `connection_max`, in code and words.
+
+        Returns None, so that it is closed without a word, if too many are being refused.
+        """
         if not self._full:
             self._full = True
             log.warning(

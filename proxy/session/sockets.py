@@ -69,7 +69,7 @@ class PeerSocket(asyncio.Protocol):
         self._session.received(self, data)
 
     def eof_received(self) -> bool:
-        """Keep the socket open to send, unless TLS forbids it: the peer may have closed only its own half."""
+        """Return whether the socket stays open to send: not with TLS. The peer may have closed only its own half."""
         self.has_ended = True
         self._session.at_end(self)
         self._close_if_done()

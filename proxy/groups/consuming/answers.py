@@ -71,7 +71,10 @@ def _told(g: Consuming, hidden: HiddenChannel, method: int) -> None:
 
 
 def _closed(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
-    """Take the broker's channel.close of a hidden channel, whose reason is the client's business in two cases only."""
+    """Take the broker's channel.close of a hidden channel, whose reason is the client's business in two cases only.
+
+    Returns the basic.cancel-ok that the client waits for; empty if none is due.
+    """
     arguments = Arguments(data, i, end)
     code, text = arguments.short(), arguments.short_string().decode(errors="replace")
     # It goes behind what is due on the channel before, which may be this proxy's channel.close.

@@ -67,7 +67,8 @@ def begin_numbering(g: Consuming, channel: Channel) -> Numbering:
 def consume(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take basic.consume: on a queue it passes, and on the name of a group it makes a member.
 
-    Returns what the broker gets instead; None if it gets the frame as it is, now or after a wait.
+    Returns what the broker gets instead; None if it gets the frame as it is, now or after a wait. Raises Fault for a
+    frame that is too short, and for a consumer tag in use.
     """
     if channel.state != ChannelState.OPEN:
         return None
@@ -94,7 +95,10 @@ def consume(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
 
 
 def _consume_queue(g: Consuming, channel: Channel, numbering: Numbering, tag: bytes, bits: int) -> bytes | None:
-    """Remember an ordinary consumer, as its deliveries may be without acks; its basic.consume passes."""
+    """Remember an ordinary consumer, as its deliveries may be without acks.
+
+    Returns None, so that its basic.consume passes; or what the broker gets as a channel with too many is refused.
+    """
     if numbering.crowded:
         return None
     if tag and not numbering.remember(tag, bool(bits & NO_ACK)) and numbering.started:
@@ -158,7 +162,10 @@ def _random() -> bytes:
 
 
 def _fields(arguments: Arguments) -> bytes:
-    """Return the fields of the arguments table of a basic.consume, which has been read so far."""
+    """Return the fields of the arguments table of a basic.consume, which has been read so far.
+
+    Raises Fault if it is cut.
+    """
     if arguments.left < 4:
         raise Fault(SYNTAX_ERROR, "basic.consume stops before its arguments", BASIC_CONSUME)
     size = arguments.long()
@@ -233,7 +240,10 @@ def cancel(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
 
 
 def begin_transactions(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take tx.select: a channel with members has its acks on other channels of the broker's, without a transaction."""
+    """Take tx.select: a channel with members has its acks on other channels of the broker's, without a transaction.
+
+    Returns None if the channel has no member, so that it passes; else what the broker gets as the channel is refused.
+    """
     numbering = numbering_of(channel)
     if numbering is None or not numbering.started:
         return None
@@ -293,7 +303,8 @@ def consume_ok(g: Consuming, channel: Channel, method: int, data: bytes, i: int,
 def cancelled(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the broker's basic.cancel of an ordinary consumer: its tag is forgotten.
 
-    The client gets it only if it has said in the handshake that it understands it (`consumer_cancel_notify`).
+    Returns None, so that the client gets it, if the client has said in the handshake that it understands it
+    (`consumer_cancel_notify`); else b"".
     """
     if (numbering := numbering_of(channel)) is not None:
         numbering.forget(Arguments(data, i, end).short_string())

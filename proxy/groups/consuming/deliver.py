@@ -153,9 +153,10 @@ def whole(  # noqa: C901 - one loop, for speed
 
 
 def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i: int, end: int) -> bytes:
-    """Take a frame of a hidden channel; return what the client gets in its place.
+    """Take a frame of a hidden channel; return what the client gets in its place, empty for nothing.
 
-    A body frame comes here only if it is dropped. Raises Fault for a content that is interrupted.
+    A body frame comes here only if it is dropped, or gathered for a member in series. Raises Fault for a content that
+    is interrupted.
     """
     if kind == METHOD:
         return _method(g, hidden, data, i, end)
@@ -252,7 +253,8 @@ def value_of(hashed: HashedValue, data: bytes, i: int, header: int, end: int) ->
 def pass_on(g: Consuming, consumer: Consumer) -> bytes:
     """Return the frames of what the client of a member in series has room for, but no more than MOST_PASSED messages.
 
-    Call it only where no content is half sent to the client, or send them by `links.tell`.
+    Empty if there is nothing, or if the member is leaving. Call it only where no content is half sent to the client, or
+    send them by `links.tell`.
     """
     series, numbering = consumer.series, consumer.numbering
     if series is None or consumer.leaving or consumer.channel.state != _OPEN:
@@ -283,7 +285,10 @@ def pass_on(g: Consuming, consumer: Consumer) -> bytes:
 
 
 def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
-    """Return the frames of a message that the client has had before: redelivered, and with the number of the try."""
+    """Return method and header of a message that the client has had before: redelivered, with the number of the try.
+
+    The number is left out where the header cannot be read, or would not fit into a frame.
+    """
     method, header = held.method, held.header
     at = 20 + method[11]
     method = method[:at] + b"\1" + method[at + 1 :]
@@ -298,7 +303,10 @@ def _again(g: Consuming, held: Held) -> tuple[bytes, bytes]:
 
 
 def _method(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
-    """Take a method: basic.deliver is kept until its content header comes."""
+    """Take a method; return what the client gets in its place. basic.deliver is kept until its content header comes.
+
+    Raises Fault for a method amidst a content.
+    """
     if hidden.left:
         raise Fault(UNEXPECTED_FRAME, f"a method amidst a content of channel {hidden.number}")
     method = u32(data, i + 7)

@@ -59,7 +59,7 @@ class HiddenChannel(TaggedSource):
         """The body frames of that message that have come."""
 
     def take_acks(self) -> bytes:
-        """Return the frames that ack what the client has acked of a link in series."""
+        """Return the frames that ack what the client has acked of a link in series; empty for none."""
         window, link = self.window, self.link
         if window is None or not window.acked:
             return b""

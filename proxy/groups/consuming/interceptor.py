@@ -56,11 +56,11 @@ class GroupInterceptor(Consuming):
         return handler(self, channel, method, data, i, end) if handler is not None else None
 
     def gathered(self) -> bytes:
-        """Return what the broker gets for the client's answers of one read."""
+        """Return what the broker gets for the client's answers of one read; empty for nothing."""
         return settle.gathered(self) if self.answered else b""
 
     def deliveries(self, source: Source, data: bytes, i: int, size: int) -> tuple[int, int, bytes]:
-        """Take the deliveries at `i` that begin with one of a hidden channel, as far as they are whole."""
+        """Take the deliveries at `i` that begin with one of a hidden channel, as far as whole: see `deliver.whole`."""
         assert isinstance(source, HiddenChannel)
         return deliver.whole(self, source, data, i, size)
 

@@ -99,7 +99,7 @@ def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
 
 
 def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
-    """Have a link take an event, and have its group told; return the frames that the broker is to get."""
+    """Have a link take an event, and have its group told; return the frames that the broker is to get, or b""."""
     action = link.enter(event, g.c.now)
     if hidden.window is not None and link.state not in _GIVES:
         retries.leave(hidden.window, hidden)

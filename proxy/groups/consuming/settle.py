@@ -54,7 +54,8 @@ _LEAST: Final = 21
 def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take the client's basic.ack, basic.nack or basic.reject.
 
-    Returns what the broker gets instead; None if it gets the frame as it is.
+    Returns what the broker gets instead; None if it gets the frame as it is. Raises Fault for a frame that is too
+    short.
     """
     numbering = numbering_of(channel)
     if numbering is None or channel.state != _OPEN:
@@ -93,7 +94,8 @@ def _many(
 ) -> bytes | None:
     """Take the client's ack or nack of all deliveries up to a number; 0 stands for all that there are.
 
-    An answer to very many is taken in parts, between which other sessions have a turn.
+    Returns what the broker gets instead; None if it gets the frame as it is. An answer to very many is taken in parts,
+    between which other sessions have a turn.
     """
     if not numbering.started or 0 < number <= numbering.base:
         numbering.settle_all_own(number or numbering.last)
@@ -129,7 +131,10 @@ def _many_in_series(
     bits: int,
     requeued: bool,
 ) -> list[bytes]:
-    """Take the client's answer to each of several messages in series; add to `sources` the links that may end now."""
+    """Take the client's answer to each of several messages in series; return what the broker gets.
+
+    The links that may end now are added to `sources`.
+    """
     answers: list[bytes] = []
     for delivery in deliveries:
         source = delivery.source
@@ -142,7 +147,7 @@ def _many_in_series(
 
 
 def _in_series(g: Consuming, hidden: HiddenChannel, held: Held, method: int, bits: int, requeued: bool) -> bytes:
-    """Take the client's answer to one message of a member in series; return what the broker gets at once, if anything.
+    """Take the client's answer to one message of a member in series; return what the broker gets at once, or b"".
 
     The broker gets no requeue: it would deliver the message behind later ones of its key. `answers` has the acks.
     """
@@ -167,9 +172,10 @@ def _in_series(g: Consuming, hidden: HiddenChannel, held: Held, method: int, bit
 
 
 def gathered(g: Consuming) -> bytes:
-    """Return the acks of links in series that are due after a read of the client's; send the client what it may have.
+    """Return the acks of links in series that are due after a read of the client's, empty for none.
 
-    One ack may stand for many then, and one look at a member is enough for all that it has answered.
+    The client is sent what it may have now. One ack may stand for many then, and one look at a member is enough for all
+    that it has answered.
     """
     frames: list[bytes] = []
     consumers: dict[Consumer, None] = {}
@@ -369,7 +375,7 @@ def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
 
 
 def _recover_in_series(g: Consuming, hidden: HiddenChannel) -> bytes:
-    """Have all that the client held of a link in series come again; return what the broker gets, if anything.
+    """Have all that the client held of a link in series come again; return what the broker gets, or b"".
 
     If the link is about to end, or has ended, the broker delivers them again, to the next member.
     """

@@ -80,7 +80,7 @@ def _opening(channel: Channel) -> bytes:
 
 
 def broker_opened(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take the broker's channel.open-ok; the client does not get that of a channel that was opened again."""
+    """Take the broker's channel.open-ok; return b"" for a channel that was opened again, else None: it passes."""
     if not channel.reopening:
         return None
     channel.reopening -= 1
@@ -98,7 +98,8 @@ def rest_of_content(
 ) -> bytes | None:
     """Pass the rest of a content on, on a channel that ends, and the frames that `behind` makes after its last frame.
 
-    A method amidst a content would be a connection error (505), so these frames wait for its end.
+    A method amidst a content would be a connection error (505), so these frames wait for its end. Returns None if the
+    frame goes on as it is, else the bytes in its place. Raises Fault for another frame than the content's next.
     """
     length = end - i - OVERHEAD
     if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:

@@ -183,7 +183,10 @@ def publish_body(c: Connection, message: ReturnedMessage, data: bytes, i: int, e
 
 
 def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> bytes:
-    """Note what became of a message that came back, and return the frames that its client gets for that."""
+    """Note what became of a message that came back, and return the frames that its client gets for that.
+
+    Empty for a client that takes no frames or has asked for no confirms, and where the answer waits for earlier ones.
+    """
     c.republishing.take(message)
     channel = message.channel
     confirms = channel.confirms

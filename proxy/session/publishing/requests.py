@@ -109,7 +109,7 @@ def meant(channel: Channel, queue: bytes) -> bytes:
 
 
 def select(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Take confirm.select or tx.select: from now on the broker answers publishes."""
+    """Take confirm.select or tx.select: from now on the broker answers publishes. Returns None, as it passes."""
     channel.select(transactional=method == TX_SELECT)
     return None
 
@@ -174,7 +174,10 @@ def _as_stored(channel: Channel, request: Pending) -> tuple[bytes, ...]:
 
 
 def _in_words(request: Pending, name: str, source: str = "", key: str = "") -> Declaration | None:
-    """Return the declaration of a request with these names; `source` is the type of an exchange that is declared."""
+    """Return the declaration of a request with these names; None for a request that declares nothing of a ring.
+
+    The `source` of an exchange that is declared is its type.
+    """
     match request.method:
         case method if method == EXCHANGE_DECLARE:
             return ExchangeDeclared(name, source)

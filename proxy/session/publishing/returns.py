@@ -63,7 +63,10 @@ from ring.destination import Destination
 
 
 def begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Hold a basic.return back until its content header tells whose message it is."""
+    """Hold a basic.return back until its content header tells whose message it is: return b"".
+
+    Returns None, so that it passes, on a channel that no publish was routed on.
+    """
     if not channel.routed:
         return None
     c.republishing.returning[channel] = Return(data[i:end])
@@ -317,7 +320,10 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
 
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
-    """Take tx.commit-ok; the channel is closed in its place if a publish is lost that the client does not know of."""
+    """Take tx.commit-ok, and return None: it passes. Returns b"" if the client must not get it.
+
+    The channel is closed in its place if a publish is lost that the client does not know of.
+    """
     if channel.state == ChannelState.REFUSING:
         # The client would take this -ok for that of a transaction before, which was refused.
         channel.confirms.settle(number, True, True)
@@ -337,7 +343,7 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
 
 
 def on_own_channel(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
-    """Take a frame of the broker's on the session's own channel; return what the client gets for it."""
+    """Take a frame of the broker's on the session's own channel; return what the client gets for it, or b""."""
     own = c.republishing
     if kind == METHOD:
         method = method_of(data, i)
@@ -358,7 +364,10 @@ def on_own_channel(c: Connection, kind: int, data: bytes, i: int, end: int) -> b
 
 
 def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """Take the broker's channel.close on the own channel: nothing that was under way is acked to its client."""
+    """Take the broker's channel.close on the own channel: nothing that was under way is acked to its client.
+
+    Returns the nacks that clients get for it, if they asked for confirms.
+    """
     own = c.republishing
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
     arguments = Arguments(data, i, end)
@@ -381,7 +390,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
 
 
 def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """Take the content header of a message that came back once more; return what its client gets for it."""
+    """Take the content header of a message that came back once more; return what its client gets for it now, or b""."""
     own = c.republishing
     frame, start, stop = own.frame, i + 7, end - 1
     sent_to, sent_key = _sent_to(frame)
@@ -416,7 +425,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
 
 
 def _own_body(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """Take a body frame of a message that came back once more; return what its client gets, once it is whole."""
+    """Take a body frame of a message that came back once more; return what its client gets once it is whole, or b""."""
     own = c.republishing
     own.left -= end - i - OVERHEAD
     last = own.left <= 0
