@@ -35,7 +35,10 @@ _SIDECAR = "http://127.0.0.1:15681"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status: 2 for a mistake in settings or arguments."""
+    """Run the command; return its exit status.
+
+    It is 2 for a mistake in settings or arguments, 130 after Ctrl-C, and 0 once nobody reads the output any more.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     # The arguments of another command would have its modules imported.
     options, unknown = parser(given[0] if given else "").parse_known_args(given)

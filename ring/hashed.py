@@ -81,7 +81,10 @@ def canonical(value: object) -> bytes | None:
 
 
 def _written(value: object) -> bytes:
-    """Return a value as it stands in the JSON of a table. Texts are quoted, other bytes than UTF-8 stay as they are."""
+    """Return a value as it stands in the JSON of a table. Texts are quoted, other bytes than UTF-8 stay as they are.
+
+    Raises TypeError for a value of a type that no table has.
+    """
     match value:
         case bytes():
             return _quoted(value)

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the records and rings of the queue as files, and return the exit status 0."""
+    """Write the records and rings of the queue as files, and return the exit status 0.
+
+    Raises PipelineError, as where no queue is named.
+    """
     queue = arguments.queue_of(options)
     if queue is None:
         raise PipelineError("give --amqp-url and --queue: where the records are")

@@ -88,7 +88,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Publish the rows of all files that are there, write the report, and return the exit status 0."""
+    """Publish the rows of all files that are there, write the report, and return the exit status 0.
+
+    Raises PipelineError for a wrong option, and if a row was not confirmed.
+    """
     names = [name for name in CONNECTION | OWN if name not in _FOR_EACH_BATCH]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.order:

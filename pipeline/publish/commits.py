@@ -146,6 +146,7 @@ def unfinished(path: Path) -> int:
 
 
 def _read(path: Path) -> tuple[list[Write], int]:
+    """Return the writes that a log tells of, and how many tries were begun and led to no commit yet."""
     writes: dict[object, Write] = {}
     tries: dict[tuple[str, str], list[int]] = {}
     for number, told in enumerate(_lines(path), 1):

@@ -44,7 +44,10 @@ class Depths:
         return self
 
     async def _connected(self) -> AbstractConnection:
-        """Return a new connection, after a login at the first node that takes it."""
+        """Return a new connection, after a login at the first node that takes it.
+
+        Raises PipelineError if a node refuses the login, and AwayError if none answers.
+        """
         faults, refused = [], False
         for address in self._settings.brokers:
             try:

@@ -199,7 +199,10 @@ def _header(row: _Properties, made_id: bytes = b"") -> Header:
 
 
 def _encoded(name: str, values: list[Any]) -> Iterator[tuple[int, bytes]]:
-    """Yield the flag and the encoded bytes of each value of a property; 0 and b"" for null."""
+    """Yield the flag and the encoded bytes of each value of a property; 0 and b"" for null.
+
+    Raises PipelineError for a value that AMQP cannot carry.
+    """
     for value in values:
         try:
             yield encoded(name, value) if value is not None else (0, b"")

@@ -64,6 +64,8 @@ class RingProxy(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> "Writer":
         """Return the writer of a `df.write`, once the ring is pinned. Spark calls this on the driver when a write
         begins.
+
+        Raises PipelineError for a wrong option, a wrong table, or a ring to which nothing can be published.
         """
         if overwrite:
             raise PipelineError('a queue cannot be overwritten: mode("append")')
@@ -90,7 +92,10 @@ class Task:
     routes: Routes
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Publish one task's rows. Raises PipelineError if a row was not confirmed in time."""
+        """Publish one task's rows, and return what the driver is told of it.
+
+        Raises PipelineError if one was not confirmed.
+        """
         options, context = self.options, TaskContext.get()
         assert context is not None
         partition, begun = context.partitionId(), time.monotonic()

@@ -271,7 +271,7 @@ def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, 
     """Return what consumers saw, and how many rows of it have no message id.
 
     The columns are `message_id`, `queue`, `position` (the sequence or the time) and `seen_at` (microseconds since
-    1970).
+    1970). Raises PipelineError for rows without a queue, time or sequence.
     """
     wanted: Columns = {options.message_id: (StringType,), options.queue: (StringType,), options.time: TIME}
     ordered: Columns = {} if options.sequence is None else {options.sequence: WHOLE}

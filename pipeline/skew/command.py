@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables and the report; return 0."""
+    """Write the tables and the report; return 0. Raises PipelineError, as for a journal without records."""
     if not LEAST_TOP <= options.top <= MOST_TOP:
         raise PipelineError(f"--top: {options.top} is outside {LEAST_TOP} to {MOST_TOP}")
     within = period.period_of(options)

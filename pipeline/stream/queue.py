@@ -103,7 +103,8 @@ class StreamQueue:
     def with_password_file(cls, url: str, name: str, file: Path | None) -> Self:
         """Return the queue, with its password from the first line of `file` if `file` is given.
 
-        A URL on the command line shows in the list of processes; a file's content does not.
+        A URL on the command line shows in the list of processes; a file's content does not. Raises PipelineError for a
+        file that cannot be read.
         """
         queue = cls(url, name)
         if file is None:
@@ -173,7 +174,7 @@ class StreamQueue:
         return end
 
     async def _if_any(self, following: Next) -> StreamMessage | None:
-        """Return the first delivery, or None if the stream is empty and not merely slow."""
+        """Return the first delivery, or None if the stream is empty. Raises PipelineError if it is merely slow."""
         if (message := await following(PATIENCE)) or not await self._count():
             return message
         if message := await following(DEADLINE):
@@ -246,7 +247,7 @@ class StreamQueue:
 
 
 def ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Divide offsets from `start` to before `end` into ranges that `StreamQueue.messages` reads at once."""
+    """Return ranges, each with the offset behind its last, that `StreamQueue.messages` reads at once."""
     return [(at, min(at + MOST_AT_ONCE, end)) for at in range(start, end, MOST_AT_ONCE)]
 
 

@@ -131,7 +131,10 @@ class JournalReader(DataSourceReader):
             )
 
     def partitions(self) -> Sequence[Range]:
-        """Return a range for each task, from the message at `starting` to the newest."""
+        """Return a range for each task, from the message at `starting` to the newest.
+
+        Raises PipelineError if `starting` is beyond the end.
+        """
         queue, start = self._options.queue, self._options.start()
         end = queue.end()
         if start > end:
@@ -186,7 +189,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a task, one Arrow batch for each message that has records."""
+    """Yield the records of a task, one Arrow batch for each message that has records.
+
+    Raises PipelineError for a message that cannot be read, with the way to go on behind it.
+    """
     assert isinstance(partition, Range)
     if partition.start == partition.end:
         return

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables and the report, and return the exit status 0."""
+    """Write the tables and the report, and return the exit status 0. Raises PipelineError, as for a wrong option."""
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: it needs --stream, and must be 1 or more")
     if options.overwrite_fewer and options.stream:

@@ -83,7 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables, the verdict and the report; return 1 if a limit is passed, else 0."""
+    """Write the tables, the verdict and the report; return 1 if a limit is passed, else 0.
+
+    Raises PipelineError for a wrong option, and where there is no message.
+    """
     _check(options)
     given_limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
     asked = given(options)  # before the work, not after it
@@ -155,7 +158,7 @@ def _proposed(options: argparse.Namespace, present: RingSpec) -> RingSpec:
 
 
 def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Row]:
-    """Write the Parquet folders; return the moved keys with the most messages, and the heaviest key."""
+    """Write the Parquet folders; return the moved keys with the most messages, and the heaviest key of all."""
     spark = keys.sparkSession
     in_slot = keys.where(F.col("slot") == found.published.heaviest_slot)
     heaviest = in_slot.orderBy(F.desc("messages")).limit(1).collect()[0]

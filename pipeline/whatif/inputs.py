@@ -33,7 +33,10 @@ class Inputs:
 def inputs_of_journal(
     records: DataFrame, keys: DataFrame, asked: Present | None, options: argparse.Namespace, within: period.Period
 ) -> Inputs:
-    """Return the inputs by the newest ring of an exchange's records, or by the ring that was asked for."""
+    """Return the inputs by the newest ring of an exchange's records, or by the ring that was asked for.
+
+    Raises PipelineError if there is no record, or none of which it is known that the same was hashed.
+    """
     of_ring = keys.groupBy("ring").agg(
         F.min("since").alias("first"),
         F.max("time").alias("last"),
@@ -63,7 +66,10 @@ def inputs_of_journal(
 
 
 def inputs_of_table(keys: DataFrame, asked: Present | None, options: argparse.Namespace) -> Inputs:
-    """Return what is known of a table's keys, all of which are there, by the ring that was asked for."""
+    """Return what is known of a table's keys, all of which are there, by the ring that was asked for.
+
+    Raises PipelineError for rows without a key, or with one that no message can have.
+    """
     assert asked is not None, "which _check sees to"
     if complaints := bad_rows(keys, asked.spec.hashed):
         raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")

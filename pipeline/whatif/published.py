@@ -53,7 +53,7 @@ class Counts:
         return entries
 
     def part(self, which: NDArray[np.bool_]) -> tuple[int, Estimate]:
-        """Return how many fall on some of all slots, which the mask says, and what share of all that is."""
+        """Return how many messages fall on the slots of a mask, and the estimate of their share of all."""
         unseen = np.array([which[self.sample.drawn :].sum(), (~which[self.sample.drawn :]).sum()])
         its = which[self.slots]
         seen = np.array([self.counted[its].sum(), self.counted[~its].sum()])

@@ -52,6 +52,7 @@ def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:
 
 
 def _weighted(text: str, option: str) -> tuple[Destination, int]:
+    """Return the destination and the weight of an option KIND:NAME=WEIGHT. Raises PipelineError for any other text."""
     name, equals, weight = text.rpartition("=")
     if not equals:
         raise PipelineError(f"{option} {text}: not KIND:NAME=WEIGHT")

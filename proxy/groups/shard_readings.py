@@ -277,7 +277,7 @@ def parse_shard(
 ) -> Reading:
     """Return the shard that an answer to `GET /api/queues/...` describes; `before` is its last reading.
 
-    Raises TopologyError.
+    Raises TopologyError for an answer of another form.
     """
     try:
         queue = msgspec.convert(answer, _Queue)

@@ -43,7 +43,7 @@ _is_publish = re.compile(r"/v1/exchanges/[^/?#]+/publish(?:\?[^#]*)?").fullmatch
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """Let the body come (RFC 9110, section 10.1.1); return an answer if anything else is expected."""
+    """Let the body come (RFC 9110, section 10.1.1) and return None, or return a 417 if anything else is expected."""
     expected = request.headers.get("Expect", "")
     if request.version < HttpVersion11:
         return None

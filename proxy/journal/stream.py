@@ -96,6 +96,7 @@ class StreamStore:
         self._confirmed = True
 
     def _wait(self, sent: "Future[None]") -> None:
+        """Return once work in the loop is done. Raises StoreError if it is not in time, and the error of the work."""
         try:
             sent.result(self._patience + 2 * _PAUSE)
         except (TimeoutError, CancelledError) as error:

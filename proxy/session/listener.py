@@ -174,6 +174,7 @@ class Listener:
         return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
 
     def _refuse(self, code: int, text: str) -> _Refusal | None:
+        """Return what refuses a connection; None if too many are being refused, so that it is closed without a word."""
         self.shared.refusals[code] += 1
         return _Refusal(self._refusals, code, text) if len(self._refusals) < SPARE else None
 

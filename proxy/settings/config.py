@@ -350,7 +350,7 @@ class Settings:
         self._check_hold()
 
     def _check_hold(self) -> None:
-        """Refuse a time for messages that are held in which they cannot be tried as the other settings say."""
+        """Raise ConfigError for a time to hold messages in which they cannot be tried as the other settings say."""
         hold, limit = self.groups_hold_max, self.groups_retry_limit
         if hold is not None and not self.groups:
             raise ConfigError("groups_hold_max: has no effect, because groups names no exchange; set groups too")

@@ -151,7 +151,7 @@ def stopped(
 
 
 def _needed(step: Step | Removal) -> str:
-    """Return the rights that a step needs."""
+    """Return the rights that a step needs, in words."""
     match step:
         case DeclareQueue():
             other = step.arguments.get("x-dead-letter-exchange")

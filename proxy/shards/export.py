@@ -1,4 +1,7 @@
-"""Write a topology file from what exists, so that a plan of it says that there is nothing to do. Pure."""
+"""Write a topology file from what exists, so that a plan of it says that there is nothing to do. Pure.
+
+A function raises ExportError for what a topology file cannot say.
+"""
 
 import json
 import tomllib

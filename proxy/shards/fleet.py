@@ -76,7 +76,8 @@ class Answer:
 async def connected(api: Management, vhost: str) -> Inventory:
     """Return the sidecars that are connected to the cluster, and the jobs that publish in a virtual host.
 
-    Raises FleetError if the management user may not see the connections of other users.
+    Raises FleetError if the management user may not see the connections of other users, and ManagementError or
+    TopologyError if they cannot be read.
     """
     answer = await api.page(["whoami"], ["name", "tags"])
     tags = answer.get("tags") if isinstance(answer, dict) else None
@@ -101,7 +102,7 @@ async def connected(api: Management, vhost: str) -> Inventory:
 
 
 def _host_and_properties(item: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the host of a connection, and what its client says of itself; nothing of what is no connection."""
+    """Return the host of a connection, and what its client says of itself; both empty for what is no connection."""
     properties = item.get("client_properties") if isinstance(item, dict) else None
     host = item.get("peer_host") if isinstance(item, dict) else None
     return (host, properties) if isinstance(host, str) and isinstance(properties, dict) else ("", {})
@@ -182,7 +183,7 @@ async def reachable(api: Management, named: Sequence[str], vhost: str, exchange:
 
 
 async def disagreement(api: Management, named: Sequence[str], vhost: str, exchange: str, wanted: str) -> str:
-    """Return which sidecars do not route an exchange by the wanted ring yet; empty if all do.
+    """Return which sidecars do not route an exchange by the wanted ring yet, or why nobody knows; empty if all do.
 
     A sidecar that routes by no ring, as in mode pass, agrees: it publishes to the exchange itself. A sidecar to which
     the exchange does not exist agrees too.

@@ -154,6 +154,7 @@ def _planned(difference: Difference, state: State) -> Planned:
 
 
 def _waiting(destination: Destination, state: State) -> int | None:
+    """Return the messages in a queue, ready and unacked; None if that is not known, as of an exchange."""
     queue = state.queues.get(destination.name) if destination.kind == "queue" else None
     return queue.waiting if queue is not None else None
 

@@ -1,4 +1,7 @@
-"""Read what exists in one virtual host from the management API's lists."""
+"""Read what exists in one virtual host from the management API's lists.
+
+A function raises TopologyError for an item or a field of another form.
+"""
 
 import asyncio
 import re
@@ -35,7 +38,10 @@ async def read_state(api: Management, vhost: str, pause: float = 0.5) -> State:
 
 
 async def _read(api: Management, vhost: str) -> tuple[State, str]:
-    """Return one reading of a virtual host, and what its lists disagree on; empty if they agree."""
+    """Return one reading of a virtual host, and what its lists disagree on; empty if they agree.
+
+    Raises ManagementError or TopologyError if it cannot be read.
+    """
     nodes = _nodes(await api.page(["vhosts"], ["name", "cluster_state"]), vhost)
     policies = _policies(await _listed(api, "policies", vhost, ["name", "definition"]))
     exchanges = {
@@ -75,7 +81,7 @@ _BINDINGS = ("source", "destination", "destination_type", "routing_key", "proper
 
 
 async def _listed(api: Management, what: str, vhost: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the items of one of the API's lists for a virtual host."""
+    """Return the items of one of the API's lists for a virtual host. Raises ManagementError if the host is gone."""
     answer = await api.page([what, vhost], columns)
     if answer is None:
         raise ManagementError(f"/api/{what}: virtual host {vhost!r} is not there any more")
@@ -95,7 +101,7 @@ def _nodes(answer: object, vhost: str) -> tuple[str, ...]:
 
 
 async def _overview(api: Management) -> tuple[tuple[int, ...], frozenset[str] | None]:
-    """Return the broker's version, and its types of exchange; None in their place if they are not listed."""
+    """Return the broker's version, such as (4, 3, 6), and its types of exchange; None in their place if not listed."""
     answer = await api.page(["overview"], ["rabbitmq_version", "exchange_types"])
     version = answer.get("rabbitmq_version") if isinstance(answer, dict) else None
     found = _VERSION.match(version) if isinstance(version, str) else None
@@ -152,6 +158,7 @@ def _members(value: object) -> frozenset[str]:
 
 
 def _count(item: Mapping[str, Any], name: str) -> int | None:
+    """Return a number of messages; None if the API does not show it yet."""
     value = item.get(name)
     return value if type(value) is int and value >= 0 else None
 

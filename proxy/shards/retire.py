@@ -169,7 +169,8 @@ def _stop_if_bound_again(state: State, course: _Course, but: Collection[str]) ->
 async def _behind(course: _Course) -> str:
     """Return which sidecars still route by a ring with the queue; empty if two looks have found none.
 
-    The second look sees the connections that the API did not list at the first one yet.
+    The second look sees the connections that the API did not list at the first one yet. Raises StoppedError if the
+    shard is bound again, LockLostError, ManagementError (as if the exchange is gone) or TopologyError.
     """
     what, api = course.what, course.broker.api
     for look in range(2):
@@ -198,7 +199,7 @@ async def twice(look: Callable[[], Awaitable[str]]) -> str:
 async def _left(course: _Course) -> str:
     """Return what is left in the queues; empty if two looks, and the broker itself at their end, have found nothing.
 
-    Raises StoppedError if an exchange was bound to a queue, or to a lane of it, meanwhile.
+    Raises StoppedError if an exchange was bound to a queue, or to a lane of it, meanwhile, and LockLostError.
     """
     what, there = course.what, list(course.parts.queues)
     for look in range(2):

@@ -188,7 +188,10 @@ async def retire_group(broker: Broker, lock: Lock, what: GroupRetirement, say: S
 
 
 async def _closed(broker: Broker, lock: Lock, what: GroupRetirement, course: _Course, say: Say) -> None:
-    """Return once no exchange leads to the queues, and they are empty, unless their messages are to be dropped."""
+    """Return once no exchange leads to the queues, and they are empty, unless their messages are to be dropped.
+
+    Raises StoppedError if they are bound again, or not empty in time, and LockLostError.
+    """
     for look in range(_LOOKS):
         state = (await broker.states([what.vhost]))[what.vhost]
         if not _sources(state, course.queues):

@@ -269,6 +269,7 @@ def _is_name(value: object) -> bool:
 
 
 def _promise(arguments: object) -> Promise | None:
+    """Return the promise of a binding with these arguments; None if they make none."""
     if not isinstance(arguments, answers.BindingArguments) or arguments.shard is None:
         return None
     return promise_of(arguments.shard, arguments.groups)

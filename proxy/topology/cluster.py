@@ -72,7 +72,7 @@ class ClusterIdentity:
 
     @property
     def names(self) -> tuple[str | None, frozenset[str], frozenset[str]]:
-        """The cluster's name, all names that its brokers report, and its nodes, as `RingCache` keeps them."""
+        """The cluster's name (or None), all names that its brokers report, and its nodes, as `RingCache` keeps them."""
         return self.cluster, self._own, self._nodes
 
     def assume(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> None:
@@ -118,7 +118,10 @@ class ClusterIdentity:
         return f"it belongs to cluster {cluster!r}, and the node that answered before to {self.cluster!r}"
 
     async def _ask(self, started: float) -> None:
-        """Ask for the cluster's name, and for its nodes if the name is new, and remember the answers."""
+        """Ask for the cluster's name, and for its nodes if the name is new, and remember the answers.
+
+        Raises ManagementError or TopologyError.
+        """
         switches = self._api.switches
         cluster = await self._api.cluster_name()
         unnamed = cluster is not None and "@" in cluster

@@ -136,7 +136,10 @@ class LookUps:
                 raise NotReadable(shared.fault)
 
     async def _read_in_turn(self, name: Name, shared: _LookUp) -> None:
-        """Read the exchange once: at once if it is known, else when one of `FIRST_AT_ONCE` turns is free."""
+        """Read the exchange once: at once if it is known, else when one of `FIRST_AT_ONCE` turns is free.
+
+        Raises Absent, NotReadable, ManagementError or TopologyError.
+        """
         if name in self._router.entries:
             return await self._read(name)
         async with self._turns:

@@ -352,7 +352,7 @@ class Management:
             await asyncio.sleep(pauses.pop(0))
 
     async def _ask_once(self, node: Node, path: Sequence[str], request: "_Request") -> bytearray | None:
-        """Return what `_ask` returns; raise _PageError if it is worth asking the same node again."""
+        """Return what `_ask` returns; raise what it raises, or _PageError if it is worth asking the same node again."""
         if self._session is None:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)

@@ -218,7 +218,7 @@ class Matcher:
     def add(self, binding: Binding) -> Binding | None:
         """Add a binding, or return an earlier one that conflicts: one message may match both, and one leads to a ring.
 
-        Raises TooManyError.
+        Returns None if the binding was added. Raises TooManyError.
         """
         match, key = self._index.get(binding.destination, NO_RING), binding.key.encode()
         if self._type == DIRECT:

@@ -11,6 +11,6 @@ def natural(name: str) -> tuple[Sequence[str | int], str]:
 
 
 def some(parts: Sequence[object], most: int = 5) -> str:
-    """Return the first `most` parts in words, and how many more there are."""
+    """Return the first `most` parts in words, and how many more there are; empty for no parts."""
     shown = ", ".join(map(str, parts[:most]))
     return shown if len(parts) <= most else f"{shown} and {len(parts) - most} more"

@@ -225,7 +225,10 @@ def _value(value: object, depth: int) -> bytes:
 
 
 def _integer(value: int) -> bytes:
-    """Return an integer with its type, in 32 bits where it fits, since not every client reads 64."""
+    """Return an integer with its type, in 32 bits where it fits, since not every client reads 64.
+
+    Raises PropertyError for one of more than 64 bits.
+    """
     if -(1 << 31) <= value < 1 << 31:
         return b"I" + pack(">i", value)
     if -(1 << 63) <= value < 1 << 63:

@@ -79,7 +79,7 @@ def find(data: bytes, start: int, stop: int, name: bytes) -> Field | None:
 
 
 def without(data: bytes, start: int, stop: int, names: Collection[bytes]) -> tuple[bytes, bytes]:
-    """Return the bytes of a table's fields without those in `names`, and the bytes of those that were cut."""
+    """Return the bytes of a table's fields without those in `names`, and of those that were cut. Raises Fault 502."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     for field in fields(data, start, stop):
@@ -119,7 +119,7 @@ def hashed_bytes(data: bytes, field: Field) -> bytes | None:
 
 
 def _canonical(data: bytes, field: Field) -> bytes | None:
-    """Return what is hashed of a header that is neither text nor an integer."""
+    """Return what is hashed of a header that is neither text nor an integer; None if it is too long or too deep."""
     kind, start, stop = field.kind, field.value, field.stop
     is_array = kind == _ARRAY and stop > start + 4
     if is_array:

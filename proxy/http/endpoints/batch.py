@@ -58,7 +58,10 @@ class BatchEndpoint:
         self._gate, self._dispatch, self._counts, self._settings = gate, dispatch, counts, settings
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Publish the batch in the request's body, and return the answer."""
+        """Publish the batch in the request's body, and return the answer.
+
+        Raises ProblemError unless all is confirmed.
+        """
         with self._gate.admitted(0) as admitted:
             name = name_of(request, query_of(request, {"vhost"}), self._settings.default_vhost)
             self._gate.authorize(request, name, admitted)

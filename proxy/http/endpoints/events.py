@@ -31,7 +31,7 @@ class EventsEndpoint:
         self._gate, self._single, self._batches, self._settings = gate, single, batches, settings
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Publish one event as a single message, or several as a batch, and return the answer."""
+        """Publish one event as a single message, or several as a batch, and return the answer. Raises ProblemError."""
         with self._gate.admitted() as admitted:
             query = query_of(request, {"vhost", "key"})
             name = name_of(request, query, self._settings.default_vhost)
@@ -67,7 +67,11 @@ class EventsEndpoint:
     def _add(
         self, known: set[bytes], default: bytes | None, batch: Batch, event: Item
     ) -> Coroutine[Any, Any, None] | None:
-        """Add one event to the batch; `known` are the identities before it, `default` the key if it has none."""
+        """Add one event to the batch; return what must be awaited before the next, None if nothing must.
+
+        The identities before it are `known`, which grows, and `default` is the key if it has none. An event with a
+        mistake is refused in the batch, which goes on.
+        """
         index = len(batch)
         try:
             event_id, message = message_of(event)

@@ -275,7 +275,7 @@ def _payload(fields: Mapping[str, Any]) -> bytes:
 
 
 def _echoed(value: object) -> str | int | None:
-    """Return a value as the management API repeats it in an error, cut short if it may be large or deep."""
+    """Return a value as the management API repeats it in an error, cut short if it may be large; null is None."""
     if isinstance(value, str):
         return value[:60]
     return value if value is None or isinstance(value, int) else shown(value)

@@ -22,7 +22,10 @@ class RouteEndpoint:
         self._gate, self._dispatch, self._settings = gate, dispatch, settings
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer with the destination of a message with the routing key ``?key=``, or with the reason to pass it."""
+        """Answer with the destination of a message with the routing key ``?key=``, or with the reason to pass it.
+
+        Raises ProblemError, as without a key.
+        """
         query = query_of(request, {"vhost", "key"})
         if "key" not in query:
             raise no_routing_key("key", "as ?key=")

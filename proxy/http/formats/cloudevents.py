@@ -127,7 +127,7 @@ def identity_of(event: Mapping[str, object]) -> bytes:
 
 
 def _traces(headers: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the trace headers of the request, which are not the event's own."""
+    """Return the trace headers of the request, which are not the event's own. Raises PropertyError that names one."""
     traces: dict[str, str] = {}
     for raw_name, value in headers:
         if (name := TRACES.get(raw_name.lower())) is not None:
@@ -155,7 +155,10 @@ def _given_once(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, b
 
 
 def _unescaped(header: str, value: bytes) -> str:
-    """Return a header's value without its quotes and percent-encoding (HTTP binding, section 3.1.3.2)."""
+    """Return a header's value without its quotes and percent-encoding (HTTP binding, section 3.1.3.2).
+
+    Raises PropertyError for bytes that are not UTF-8.
+    """
     if (quoted := _quoted(value)) is not None:
         value = _escaped.sub(rb"\1", quoted[1])
     try:
@@ -165,7 +168,10 @@ def _unescaped(header: str, value: bytes) -> str:
 
 
 def _data(event: Mapping[str, object], content_type: object) -> bytes:
-    """Return the bytes of the event's data (JSON format, section 3.1.2)."""
+    """Return the bytes of the event's data (JSON format, section 3.1.2), empty without data.
+
+    Raises PropertyError for data that is given twice, or is of another form.
+    """
     if "data" in event and "data_base64" in event:
         raise PropertyError("data: given twice, here and as data_base64")
     as_it_is = isinstance(event.get("data"), str) and isinstance(content_type, str) and not _is_json(content_type)
@@ -240,7 +246,7 @@ def _wrong(error: PropertyError, attributes: Mapping[str, object]) -> ItemError:
 
 
 def _readable(value: object) -> str | None:
-    """Return text as a short string. Raises PropertyError for an empty one."""
+    """Return a text that is not empty and fits into a short string; None for any other value."""
     try:
         return value if isinstance(value, str) and encoded_short_string(value) != b"\0" else None
     except PropertyError:

@@ -34,7 +34,7 @@ class _ConstantError(ValueError):
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """Refuse NaN and the infinities, which Python's decoder takes and JSON lacks (RFC 8259 section 6)."""
+    """Raise an error for NaN and the infinities, which Python's decoder takes and JSON lacks (RFC 8259 section 6)."""
     raise _ConstantError(f"{constant} is not JSON")
 
 

@@ -83,7 +83,7 @@ class Items:
         return self._broken(f"the body has more than {self._most_bytes} bytes (max_batch_body)", too_large=True)
 
     def _broken(self, detail: str, *, too_large: bool = False) -> Iterator[Item]:
-        """Yield the items before a fault of the body, then raise it; or an earlier fault of an item."""
+        """Yield the items before a fault of the body, then raise it as BodyError; or an earlier fault of an item."""
         yield from self._parser.take("", now=True)
         raise self._parser.error(detail, too_large=too_large)
 

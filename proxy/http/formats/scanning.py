@@ -119,7 +119,10 @@ class Lines(_Text):
         super().__init__(most_item, Framing.LINES)
 
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
-        """Yield the items of the lines that are whole by now."""
+        """Yield the items of the lines that are whole by now.
+
+        Raises BodyError for one that is too long or no object.
+        """
         if "\n\n" in text:
             text = _line_ends("\n", text)
         first, *lines = text.split("\n")
@@ -237,7 +240,10 @@ class ItemList(_Text):
         """The fault of the unfinished item, told if nothing more comes; empty if being unfinished is all."""
 
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
-        """Yield the items that are whole by now. With `now` the text is scanned even before the next scan is due."""
+        """Yield the items that are whole by now. With `now` the text is scanned even before the next scan is due.
+
+        Raises BodyError for text that is no such list, or an item that is too long or too deep.
+        """
         self._keep(text)
         if self.size < self._due and not now and not self._overfull:
             return
@@ -282,7 +288,10 @@ class ItemList(_Text):
         return self._structure.size > MOST_STRUCTURE + _NEAR
 
     def _items(self, window: str, i: int) -> Generator[Item, None, int]:
-        """Yield the objects in a row from i on; return where they stop, and set `_due` if one is not whole."""
+        """Yield the objects in a row from i on; return where they stop, and set `_due` if one is not whole.
+
+        Raises BodyError for an object that is too long, or that cannot be read.
+        """
         while True:
             try:
                 item, end = _decode(window, i)

@@ -94,7 +94,7 @@ class Batch:
         return len(self._entries)
 
     def add(self, message_id: str | None, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Send one more message, unless an earlier one has failed; gives what must be awaited before the next, if any.
+        """Send one more message, unless an earlier one has failed; return None, or what is to be awaited before more.
 
         Not a coroutine itself, for speed: almost always there is nothing to wait for.
         """
@@ -121,7 +121,7 @@ class Batch:
             due = self._send(index, message, since)
 
     def _send(self, index: int, message: Message, since: float) -> Coroutine[Any, Any, None] | None:
-        """Send a message or fails it, or gives what must be awaited before the next try."""
+        """Send a message or fail it, and return None; or return what must be awaited before the next try."""
         entry = self._entries[index]
         # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
         if self._stopped:

@@ -155,7 +155,7 @@ class Dispatch:
         return not shadowed or bool(grouped_by(name[1]))
 
     async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
-        """Publish the message of a request that has only one; a batch calls `attempt` for each of its messages.
+        """Publish the message of a request that has only one, and return its place; a batch calls `attempt` for each.
 
         Waits only until the exchange is looked up and the broker connected: the result comes to `receiver`, with
         `index`. Raises ProblemError if nothing was sent.
@@ -168,7 +168,7 @@ class Dispatch:
     def attempt(
         self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, since: float
     ) -> Placement | Coroutine[Any, Any, None]:
-        """Publish a message at once, or return what must be awaited before the next attempt.
+        """Publish a message at once and return its place, or return what must be awaited before the next attempt.
 
         `since` is when the first attempt was, monotonic. Raises ProblemError if there is no use in another.
         """

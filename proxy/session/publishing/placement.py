@@ -118,6 +118,7 @@ def note_stale(c: Connection, message: ReturnedMessage) -> None:
 
 
 def _unless_tried(tried: Collection[Stale | Name], what: Unread) -> Unread | None:
+    """Return an exchange to be read before a message is placed; None if a reading was tried, or cannot help."""
     return None if what.refused or what.name in tried else what
 
 
