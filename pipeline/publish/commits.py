@@ -146,7 +146,10 @@ def unfinished(path: Path) -> int:
 
 
 def _read(path: Path) -> tuple[list[Write], int]:
-    """Return the writes that a log tells of, and how many tries were begun and led to no commit yet."""
+    """Return the writes that a log tells of, and how many tries were begun and led to no commit yet.
+
+    Raises PipelineError for a file that cannot be read, or is no such log.
+    """
     writes: dict[object, Write] = {}
     tries: dict[tuple[str, str], list[int]] = {}
     for number, told in enumerate(_lines(path), 1):

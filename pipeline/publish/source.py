@@ -76,7 +76,8 @@ class RingProxy(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Return the writer of a stream's batch.
 
-        Spark calls this on the driver when a batch begins, and again when it is committed or aborted.
+        Spark calls this on the driver when a batch begins, and again when it is committed or aborted. Raises
+        PipelineError for an output mode but append.
         """
         if overwrite:
             # Else each batch would publish all groups so far again.

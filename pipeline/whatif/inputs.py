@@ -68,7 +68,7 @@ def inputs_of_journal(
 def inputs_of_table(keys: DataFrame, asked: Present | None, options: argparse.Namespace) -> Inputs:
     """Return what is known of a table's keys, all of which are there, by the ring that was asked for.
 
-    Raises PipelineError for rows without a key, or with one that no message can have.
+    Raises PipelineError for rows with an impossible key or a bad count.
     """
     assert asked is not None, "which _check sees to"
     if complaints := bad_rows(keys, asked.spec.hashed):

@@ -170,7 +170,7 @@ class Client:
     async def delivery(self, within: float) -> Delivery | None:
         """Return the next message of the queue, which stays unacked; None if none comes within so many seconds.
 
-        Raises RefusedError.
+        Raises RefusedError, and LostError for a lost connection or a message that is too large.
         """
         try:
             async with asyncio.timeout(within):
@@ -264,7 +264,10 @@ class Client:
         await self._until(channel, CHANNEL_CLOSE_OK)
 
     async def _until(self, channel: int, *methods: int) -> tuple[int, Arguments]:
-        """Return the next of these methods on a channel. Raises RefusedError if the peer closes that channel."""
+        """Return the next of these methods on a channel, and its arguments.
+
+        Raises RefusedError if the peer closes that channel, and LostError if it closes another, or the connection.
+        """
         async with self._in_time():
             while True:
                 kind, number, frame = await self._read()

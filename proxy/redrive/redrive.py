@@ -154,7 +154,10 @@ class Redrive:
         return False
 
     async def _on(self, got: Delivery, complain: Callable[[str], None]) -> bool:
-        """Publish one letter again, ack it and return true, or count why it stays."""
+        """Publish one letter again, ack it and return true; or count why it stays and return false.
+
+        Raises RedriveError once no queue takes the letters of many shards.
+        """
         origin = origin_of(got.header)
         if origin is None:
             self.strange += 1

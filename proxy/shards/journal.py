@@ -131,7 +131,7 @@ def _count_hour(hour: Path, counts: _Counts, most: int) -> int:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, a line that is too long in parts."""
+    """Yield the lines of a file, a line that is too long in parts; none if it is gone. Raises JournalError."""
     try:
         with gzip.open(file) as content:
             yield from iter(lambda: content.readline(LONGEST_LINE), b"")

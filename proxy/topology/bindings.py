@@ -499,7 +499,8 @@ def dead_letters_by_own_name(body: Body) -> str | None:
     The result names the queue's argument or the policy; it is empty if the queue does not do so. A queue that does so,
     when it is published to through the default exchange, dead-letters under its own name instead of the original
     routing key. Each of the two keys may come from an argument or from a policy. The result is None while the answer
-    says nothing of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed).
+    says nothing of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed). Raises
+    TopologyError.
     """
     queue = decode_answer(answers.QUEUE, body, "queue")
     arguments, policy = queue.arguments, queue.effective_policy_definition

@@ -87,7 +87,8 @@ class Upstreams:
     async def _leads_on(self, vhost: str, behind: Destination, before: Upstream | None, started: float) -> bool:
         """Return whether messages to an exchange behind the upstream exchange are routed by rings.
 
-        An exchange that does not show is what it was: once it is gone, no binding to it shows either.
+        An exchange that does not show is what it was: once it is gone, no binding to it shows either. Raises
+        ManagementError if it is new and does not show, or was declared and does not show yet, or TopologyError.
         """
         name = (vhost, behind.name)
         exchange = await self._api.exchange(*name)
