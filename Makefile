@@ -21,7 +21,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo try pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups chaos-series fuzz check lock clean
+.PHONY: help demo try pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -73,11 +73,8 @@ bench: $(COMPILED) ## Measure how fast it is, into bench/results, and draw the p
 chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/development/chaos.md; with SEED and FAULTS, otherwise or longer
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
-chaos-groups: $(COMPILED) ## Break all there is around two consumer groups of an exchange, and judge; with SEED, FAULTS and NODES, otherwise or longer
-	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1) --groups=2
-
-chaos-series: $(COMPILED) ## The same around a group in series, whose workers fail at times
-	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1) --in-series
+chaos-groups: $(COMPILED) ## Break all there is around two consumer groups of an exchange, one of them in series, and judge; with SEED, FAULTS and NODES, otherwise or longer
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1) --groups=2 --mixed
 
 fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); on Linux, x86-64
 	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints-fuzz.txt

@@ -84,6 +84,7 @@ class Members(StrEnum):
     ORDINARY = "a group"
     DIRECT = "members of the shards themselves"
     IN_SERIES = "a group in series, ten workers a member"
+    MIXED = "a group, and one in series with ten workers a member"
     AT_ONCE = "a group, ten workers a member, not in series"
     """The judge must find what in series is for."""
 
@@ -108,7 +109,7 @@ class Run:
         """Those of each sidecar, beside those of all sidecars of the suite."""
         own = {"ring_max_age": f"{LASTING}"}
         group = {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}", "log_level": "debug"}
-        group |= {**RETRIES, "groups_window": f"{self.window}"} if self.members is Members.IN_SERIES else {}
+        group |= {**RETRIES, "groups_window": f"{self.window}"} if self.in_series else {}
         return own if self.direct else own | group
 
     @property
@@ -126,14 +127,15 @@ class Run:
         return tuple(shard for each in self.groups for shard in each.shards)
 
     @property
-    def tries(self) -> int:
-        """How often a member gets a message before it is dead-lettered; 0 for any number."""
-        return TRIES if self.members is Members.IN_SERIES else 0
+    def in_series(self) -> frozenset[str]:
+        """The groups whose members consume in series."""
+        of = {Members.IN_SERIES: self.groups, Members.MIXED: self.groups[1:]}
+        return frozenset(each.name for each in of.get(self.members, ()))
 
     @property
-    def works(self) -> bool:
-        """Whether members have workers, who write down when they begin."""
-        return self.members in (Members.IN_SERIES, Members.AT_ONCE)
+    def working(self) -> frozenset[str]:
+        """The groups whose members have workers, who write down when they begin."""
+        return frozenset(each.name for each in self.groups) if self.members is Members.AT_ONCE else self.in_series
 
     @property
     def limits(self) -> Mapping[str, Limits]:
@@ -147,8 +149,17 @@ class Run:
 
         if self.direct:
             return {each.name: Limits(each.shards, each.shard_of(place), balanced=False) for each in self.groups}
-        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, in_series=self.works, window=self.window, tries=self.tries)
-        return {each.name: replace(told, shards=each.shards, shard_of=each.shard_of(place)) for each in self.groups}
+        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, window=self.window)
+        return {
+            each.name: replace(
+                told,
+                shards=each.shards,
+                shard_of=each.shard_of(place),
+                in_series=each.name in self.working,
+                tries=TRIES if each.name in self.in_series else 0,
+            )
+            for each in self.groups
+        }
 
 
 def main() -> int:
@@ -177,6 +188,13 @@ def main() -> int:
         help="members have ten workers each, who fail at times, and consume in series",
     )
     kinds.add_argument(
+        "--mixed",
+        dest="members",
+        action="store_const",
+        const=Members.MIXED,
+        help="such members are in all groups but the exchange's own, whose members are ordinary; with --groups 2",
+    )
+    kinds.add_argument(
         "--at-once",
         dest="members",
         action="store_const",
@@ -185,6 +203,8 @@ def main() -> int:
     )
     parser.set_defaults(members=Members.ORDINARY)
     arguments = parser.parse_args()
+    if arguments.members is Members.MIXED and arguments.groups == 1:
+        parser.error("--mixed: a second group is needed: give --groups 2")
     libraries()
     arenas.libraries()
     choice = os.environ.get("BROKER", "")
@@ -202,7 +222,7 @@ def main() -> int:
         say(f"set up in {time.monotonic() - begun:.0f} s; the sidecars' hot loop: {kind()}")
         say(f"notes and logs are in {folder}, and stay there unless all is green")
         apply(nodes[0], folder, arguments.queues, FURTHER[: len(groups) - 1])
-        if todo.tries:
+        if todo.in_series:
             dead_letters.declare(nodes[0], DEAD)
         green = uvloop.run(run(todo, nodes))
         for node in nodes:
@@ -241,9 +261,9 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             sources,
             todo.folder / "members",
             todo.seed,
-            workers=todo.works,
-            in_series=todo.members is Members.IN_SERIES,
-            heals=0 if todo.tries else HEALS,
+            workers=todo.working,
+            in_series=bool(todo.in_series),
+            heals=0 if todo.in_series else HEALS,
         )
         injector = Injector(made, group, history, say, direct=todo.direct)
         try:
@@ -255,7 +275,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
                 await injector.run(todo.faults[first : first + ROUND])
                 history.calms += await calm(made, group, todo)
             await end(made, group, todo)
-            if todo.tries:
+            if todo.in_series:
                 history.dead_letters = await asyncio.to_thread(dead_letters.read, nodes[0], DEAD)
         finally:
             group.kill_all()
@@ -270,7 +290,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     limits = todo.limits
     verdicts = judge_each(history, limits)
     for name, verdict in verdicts.items():
-        if todo.members is Members.IN_SERIES and not verdict.faults:
+        if name in todo.in_series and not verdict.faults:
             verdict.faults += unseen(part_of(history, name), limits[name])
     faults = [*group.faults, *(fault for verdict in verdicts.values() for fault in verdict.faults)]
     if not todo.direct:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,8 +104,8 @@ class Group:
     """The names that each member consumes, by its group."""
     folder: Path
     seed: int
-    workers: bool = False
-    """Whether members have ten workers each, who fail at times."""
+    workers: Collection[str] = ()
+    """The groups whose members have ten workers each, who fail at times."""
     in_series: bool = False
     """Whether such members ask for messages in series."""
     heals: int = 0
@@ -119,9 +119,11 @@ class Group:
     def start(self) -> Member:
         """Start one more member of the group that has the fewest, in the library whose turn it is."""
         number = next(self._numbers)
-        programs = WORKERS if self.workers else LIBRARIES
-        library = list(programs)[number % len(programs)]
-        name, group = f"{library}-{number}", self._smallest()
+        group = self._smallest()
+        works = group in self.workers
+        programs = WORKERS if works else LIBRARIES
+        library = list(programs)[number // len(self.sources) % len(programs)]
+        name = f"{library}-{number}"
         sidecar = self._next_sidecar(group)
         todo = Task(
             name=name,
@@ -134,10 +136,10 @@ class Group:
             seed=self.seed + number,
         )
         told = vars(todo)
-        if self.workers:
+        if works:
             # They draw alike, so that a message fails whoever works on it.
             told |= {**IN_SERIES, "in_series": self.in_series, "heals": self.heals, "seed": self.seed}
-        if self.workers and not self.in_series:
+        if works and not self.in_series:
             # Nothing tells them the number of a try, so that what fails would fail for ever.
             told |= {"nacked": 0.0, "hopeless": 0.0}
         self.folder.mkdir(parents=True, exist_ok=True)
