@@ -134,21 +134,13 @@ def _ask(
     consumer = Consumer(member, channel, numbering, table.without(fields, 0, len(fields), (_IN_SERIES,))[0])
     if member.in_series:
         member.prefetch = g.rules.window
-        consumer.series = _series(g, numbering)
+        consumer.series = Series(limits(g.rules, g.c.handshake.version), numbering.asked, g.hands)
     consumer.owes_ok = not bits & CONSUME_NOWAIT
     g.c.waiting.held = Wait.INTERCEPTED
     g.consumers[member] = consumer
     g.by_tag[channel.id, member.tag] = consumer
     hidden = g.take(consumer, None)
     g.due += (channel_open(hidden.number), passive_queue(hidden.number, group))
-
-
-def _series(g: Consuming, numbering: Numbering) -> Series:
-    """Return the deliveries of a new member in series; members that are gone and of which nothing is held go."""
-    present = {each.series for each in g.consumers.values()}
-    g.hands.series = {each: number for each, number in g.hands.series.items() if each.with_client or each in present}
-    rules = limits(g.rules, g.c.handshake.version)
-    return Series(rules, numbering.asked, g.hands, numbering.number)
 
 
 def passive_queue(number: int, name: str) -> bytes:

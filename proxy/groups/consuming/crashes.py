@@ -16,7 +16,7 @@ from proxy.groups.consuming.letters import payload_of
 from proxy.groups.consuming.retries import fingerprint
 from proxy.groups.consuming.series import SUSPECTED, Held, HeldState
 from proxy.groups.consuming.tags import TaggedSource
-from proxy.groups.model import LinkState, Member
+from proxy.groups.model import Member
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,6 @@ TOGETHER: Final = 0.2
 
 The next client gets such a message later: its group waits for a moment before it moves shards.
 """
-
-_CONSUMES: Final = (LinkState.OPEN, LinkState.LEAVING)
 
 
 class _Alone(NamedTuple):
@@ -82,7 +80,7 @@ def _in_hands(g: Consuming) -> tuple[int, list[tuple[Held, Member, str]]]:
     """Return how many messages the client holds, and those in series that have a record, with member and shard.
 
     A channel's ordinary deliveries from before its first member count as one, also where it is not known of them.
-    A message without a key has none, as in `retries.known`, and one whose link has ended is another client's by now.
+    A message without a key has none, as in `retries.known`, and one that is STALE is another client's by now.
     """
     numberings = {each.numbering: None for each in g.sources.values() if isinstance(each, TaggedSource)}
     count, found = 0, list[tuple[Held, Member, str]]()
@@ -90,10 +88,10 @@ def _in_hands(g: Consuming) -> tuple[int, list[tuple[Held, Member, str]]]:
         count += len(numbering.unacked) + numbering.may_hold_own
         for delivery in islice(numbering.unacked.values(), MOST_ATTEMPTS - len(found)):
             held, source = delivery.held, delivery.source
-            if held is None or not isinstance(source, HiddenChannel) or source.consumer.leaving or source.ended:
+            if held is None or not isinstance(source, HiddenChannel) or source.consumer.leaving:
                 continue
             link = source.link
-            if held.state == HeldState.CLIENT and held.key and link is not None and link.state in _CONSUMES:
+            if held.state == HeldState.CLIENT and held.key and link is not None:
                 held.fingerprint = held.fingerprint or fingerprint(held.key, held.header, payload_of(held.body))
                 found.append((held, source.consumer.member, link.shard))
     return count, found

@@ -243,7 +243,6 @@ def end_channel(g: Consuming, channel: Channel) -> None:
     for consumer in list(g.consumers.values()):
         if consumer.channel is channel:
             forget(g, consumer)
-    g.hands.end(channel.id)
 
 
 def drop_channel(g: Consuming, channel: Channel) -> None:

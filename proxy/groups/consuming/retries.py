@@ -90,7 +90,7 @@ def leave(window: Window, hidden: HiddenChannel) -> None:
                 attempts.note(link.shard, held.fingerprint, held.tries - 1, time.time())
     window.series.drop(window)
     if link is None or link.state != LinkState.LEAVING:
-        window.series.outlive(window)
+        window.series.end(window)
 
 
 def exhausted(g: Consuming, held: Held) -> None:

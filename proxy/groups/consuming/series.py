@@ -32,6 +32,8 @@ many messages of all shards does the client hold at most, those that it has retu
     DEAD      fail      RETRY     the dead letter is not confirmed: it is published again after the longest delay
     any but   drop      GONE      the link ends: the broker delivers the message again, to the next member
     CLIENT, DEAD
+    CLIENT    end       STALE     the same, and the client still has the message, which takes room
+    STALE     settle    GONE      the client answers, which gives it room, and the broker gets nothing
 
 At most one message of a key is in a state other than WAITING. The broker gets only acks, rejects without requeue, and
 the bare channel.close at the link's end: after a requeue it would deliver the message behind later ones of its key
@@ -89,6 +91,9 @@ SUSPECTED: Final = 2
 
 _MOST_PASSED: Final = 64
 """Passed messages leave the list of those that are READY once they are more than this, and most of it."""
+
+_ANY_NUMBER: Final = 1 << 40
+"""The room of a client without a limit."""
 
 _OVERHEAD: Final = 400
 """Bytes of memory that one message takes beside its frames."""
@@ -154,13 +159,16 @@ class HeldState(IntEnum):
     """The sidecar has published the message as a dead letter, or is about to, and awaits the confirm."""
     STOPPED = 5
     """The client has returned the message as often as it may, and its key stands still."""
-    GONE = 6
+    STALE = 6
+    """The client has the message, whose link has ended: the broker delivers it again, and takes no answer."""
+    GONE = 7
     """The message is settled, or goes back to its queue with the end of its link."""
 
 
 WORDS: Final = {
     HeldState.READY: "ready",
     HeldState.CLIENT: "with the client",
+    HeldState.STALE: "with the client",
     HeldState.RETRY: "to be tried again",
     HeldState.DEAD: "a dead letter to be confirmed",
     HeldState.STOPPED: "stopped",
@@ -173,6 +181,7 @@ _CLIENT: Final = HeldState.CLIENT.value
 _RETRY: Final = HeldState.RETRY.value
 _DEAD: Final = HeldState.DEAD.value
 _STOPPED: Final = HeldState.STOPPED.value
+_STALE: Final = HeldState.STALE.value
 _GONE: Final = HeldState.GONE.value
 
 
@@ -245,8 +254,7 @@ class Window:
     """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
 
     __slots__ = (
-        "acked", "answered", "aside", "came", "has_ended", "held", "last", "low", "newest", "number", "overdue",
-        "series", "waiting",
+        "acked", "answered", "aside", "came", "held", "last", "low", "newest", "number", "overdue", "series", "waiting",
     )  # fmt: skip
 
     def __init__(self, series: "Series", number: int) -> None:
@@ -260,8 +268,6 @@ class Window:
         """How many of the messages are WAITING."""
         self.came = 0
         """The bytes of memory of all messages that came."""
-        self.has_ended = False
-        """Whether the link takes no acks any more, so that what the client holds of it comes again."""
         self.overdue: dict[Held, None] = {}
         """The messages that were held for too long: while there are any the shard stands, and only these are passed."""
         self.aside: list[Held] = []
@@ -298,59 +304,32 @@ class Window:
 
 
 class Hands:
-    """All that one client may hold in series, over all of its members; it lives as long as the session."""
+    """What one client holds in series, over all of its members; it lives as long as the session."""
 
-    __slots__ = ("left", "series", "suspects")
+    __slots__ = ("holds_back", "suspects", "with_client")
 
     def __init__(self) -> None:
-        self.series: dict[Series, int] = {}
-        """The members whose messages the client may hold, with their channels."""
+        self.with_client = 0
+        """How many messages are with the client, but for STALE ones: it may hang on those for ever."""
         self.suspects: dict[Held, None] = {}
         """The suspects that are READY or with the client: the first one has its turn, and nothing else is passed."""
-        self.left = False
-        """Whether a suspect has left since this was last looked at, so that members may go on."""
-
-    @property
-    def are_free(self) -> bool:
-        """Whether the client holds nothing in series, but for messages of links that have ended under it."""
-        return not any(each.with_client > each.outlived for each in self.series)
-
-    def leave(self, held: Held) -> None:
-        """Forget a message, if it is a suspect that is READY or with the client."""
-        if held in self.suspects:
-            del self.suspects[held]
-            self.left = True
-
-    def end(self, channel: int) -> None:
-        """Forget all that the client held by a channel that ends."""
-        ended = [series for series, number in self.series.items() if number == channel]
-        for series in ended:
-            del self.series[series]
-        for held in list(self.suspects):
-            if held.window.series in ended:
-                self.leave(held)
+        self.holds_back = False
+        """Whether there was a suspect when this was last looked at, so that members may have to be told to go on."""
 
 
 class Series:
     """The deliveries of one member in series; it lives as long as the member."""
 
     __slots__ = (
-        "_gone", "_next", "_number", "_ready", "_retries", "hands", "outlived", "retried", "room", "rules", "size",
-        "stopped", "with_client",
+        "_gone", "_next", "_number", "_ready", "_retries", "hands", "retried", "room", "rules", "size", "stopped",
     )  # fmt: skip
 
-    def __init__(self, rules: Rules, room: int, hands: Hands | None = None, channel: int = 0) -> None:
-        """`room` is how many messages the client may hold; 0 for any number.
-
-        `hands` are the client's, and `channel` is the number of its channel.
-        """
-        self.rules, self.room = rules, room
+    def __init__(self, rules: Rules, room: int, hands: Hands | None = None) -> None:
+        """`room` is how many messages the client may hold; 0 for any number. `hands` are the client's."""
+        self.rules = rules
         self.hands = hands if hands is not None else Hands()
-        self.hands.series[self] = channel
-        self.with_client = 0
-        """How many messages the client holds."""
-        self.outlived = 0
-        """How many of them are of links that have ended: a client that hangs holds them for ever."""
+        self.room = room or _ANY_NUMBER
+        """How many messages more the client may hold; less than 0 where a suspect was passed, which needs no room."""
         self.size = 0
         """The bytes of memory that all messages take, roughly."""
         self.retried: dict[Held, float] = {}
@@ -396,9 +375,10 @@ class Series:
             self._wait(held, due)
         elif window.overdue:
             window.aside.append(held)
-        elif passes and self._next == len(self._ready) and (self.with_client < self.room or not self.room):
+        elif passes and self._next == len(self._ready) and self.room > 0:
             held.state = _CLIENT
-            self.with_client += 1
+            self.room -= 1
+            self.hands.with_client += 1
             return True
         else:
             self._ready.append(held)
@@ -414,7 +394,8 @@ class Series:
             held = self._ready[self._next]
             self._next += 1
         held.state = _CLIENT
-        self.with_client += 1
+        self.room -= 1
+        self.hands.with_client += 1
         return held
 
     @property
@@ -429,14 +410,14 @@ class Series:
             del ready[:at]
             at = 0
         self._next = at
-        return at < len(ready) and (self.with_client < self.room or not self.room)
+        return at < len(ready) and self.room > 0
 
     def _suspect(self) -> Held | None:
         """Return the suspect that has its turn, if it is of this member and the client holds nothing."""
-        for held in self.hands.suspects:
-            is_next = held.window.series is self and held.state == _READY and self.hands.are_free
-            return held if is_next else None
-        return None
+        if self.hands.with_client:
+            return None
+        held = next(iter(self.hands.suspects), None)
+        return held if held is not None and held.window.series is self else None
 
     def settle(self, held: Held) -> None:
         """Take it that a message is settled, by the client or as a dead letter: the next one of its key has its turn.
@@ -446,8 +427,9 @@ class Series:
         if held.state == _GONE:
             return
         if held.state == _CLIENT:
-            self.with_client -= 1
-            self.outlived -= held.window.has_ended
+            self._take_back()
+        elif held.state == _STALE:
+            self.room += 1
         self._forget(held)
         after, held.after = held.after, None
         if after is not None:
@@ -457,9 +439,13 @@ class Series:
         elif held.key:
             held.window.last.pop(held.key, None)
 
+    def _take_back(self) -> None:
+        self.room += 1
+        self.hands.with_client -= 1
+
     def give_back(self, held: Held, now: float) -> float:
         """Take it that the client has returned a message at `now`, monotonic; return the seconds until the next try."""
-        self.with_client -= 1
+        self._take_back()
         delay = min(self.rules.delay * 2.0 ** min(held.tries, 30), self.rules.longest) * spread(held.key)
         held.tries += 1
         self.retried.setdefault(held, now)
@@ -483,12 +469,11 @@ class Series:
 
         The message is not READY at once, or a client that says so again and again would have it sent each time.
         """
-        self.with_client -= 1
+        self._take_back()
         self._wait(held, now)
 
     def _wait(self, held: Held, due: float) -> None:
-        if held.crashes:
-            self.hands.leave(held)
+        self.hands.suspects.pop(held, None)
         held.state, held.again = _RETRY, True
         self._look_at(held, due)
 
@@ -504,6 +489,7 @@ class Series:
             window.aside.append(held)
         elif held.crashes >= SUSPECTED:
             self.hands.suspects[held] = None
+            self.hands.holds_back = True
         else:
             self._ready.append(held)
 
@@ -522,7 +508,7 @@ class Series:
             window.aside = [each for each in (*ready, *self.hands.suspects) if each.window is window]
             window.aside = [each for each in window.aside if each.state == _READY]
             for each in window.aside:
-                self.hands.leave(each)
+                self.hands.suspects.pop(each, None)
             self._ready = [each for each in ready if each.window is not window]
             self._next = 0
         window.overdue[held] = None
@@ -566,30 +552,53 @@ class Series:
         while count < most and (due := self.due) is not None and due <= now:
             held = heappop(self._retries)[2]
             count += 1
-            rules = self.rules
-            is_over = held.buried or 0 < rules.limit <= held.tries or (self.is_culprit(held) and not rules.spares)
-            # A message that was overdue as it came, as after a pause, has one try.
-            is_tried = is_over or held.returned_at > 0
-            is_new = is_tried and self.is_overdue(held, now) and held not in held.window.overdue
-            if held.buried or (rules.dead_letters and (is_over or is_new)):
-                held.state = _DEAD
-                ended.append(held)
-                continue
-            if is_new:
+            before, is_late = held.state, self._is_late(held, now)
+            state = self._judged(held, is_late=is_late)
+            if is_late and state != _DEAD:
                 self._stand(held)
-            if is_over:
-                is_new = is_new or held.state != _STOPPED
-                self.stopped += held.state != _STOPPED
-                held.state = _STOPPED
-                if not held.since:
-                    held.since, held.before = now, held.window.came
-                if rules.hold and held not in held.window.overdue:
-                    self._look_at(held, min(now + max(rules.longest, 1.0), max(held.since + rules.hold, now)))
-            else:
+            if state == _READY:
                 self._make_ready(held)
-            if is_new:
+            elif state == _STOPPED:
+                self._stop(held, now)
+            held.state = state
+            if is_late or state == _DEAD or (state == _STOPPED and before != _STOPPED):
                 ended.append(held)
         return count, ended
+
+    def _judged(self, held: Held, *, is_late: bool) -> int:
+        """Return the next state of a message that is due.
+
+        ordered by an operator                     DEAD
+        no tries left, dead letters wanted         DEAD
+        no tries left                              STOPPED
+        tries left, late, dead letters wanted      DEAD
+        tries left                                 READY
+        """
+        is_over = self._is_over(held)
+        if held.buried or (self.rules.dead_letters and (is_over or is_late)):
+            return _DEAD
+        return _STOPPED if is_over else _READY
+
+    def _is_over(self, held: Held) -> bool:
+        """Return whether a message was tried as often as it may."""
+        return 0 < self.rules.limit <= held.tries or (self.is_culprit(held) and not self.rules.spares)
+
+    def _is_late(self, held: Held, now: float) -> bool:
+        """Return whether a message was held for too long, and its shard does not stand for it yet.
+
+        A message that was overdue as it came, as after a pause, has one try.
+        """
+        is_tried = held.returned_at > 0 or held.buried or self._is_over(held)
+        return is_tried and held not in held.window.overdue and self.is_overdue(held, now)
+
+    def _stop(self, held: Held, now: float) -> None:
+        """Have the key of a message stand still, which is looked at again until its shard stands too."""
+        rules = self.rules
+        self.stopped += held.state != _STOPPED
+        if not held.since:
+            held.since, held.before = now, held.window.came
+        if rules.hold and held not in held.window.overdue:
+            self._look_at(held, min(now + max(rules.longest, 1.0), max(held.since + rules.hold, now)))
 
     def is_culprit(self, held: Held) -> bool:
         """Return whether a message was with so many clients that crashed, and alone with the last one."""
@@ -599,7 +608,7 @@ class Series:
         """Take it that an operator releases a message: it is tried now, has all its tries again, and is no suspect."""
         self._unretried(held)
         is_suspect = held in self.hands.suspects
-        self.hands.leave(held)
+        self.hands.suspects.pop(held, None)
         self._go_on(held)
         held.tries, held.buried, held.crashes, held.is_alone, held.since = 0, False, 0, False, 0.0
         if held.state != _READY or is_suspect:
@@ -608,7 +617,7 @@ class Series:
     def bury(self, held: Held) -> None:
         """Take it that an operator has a message published as a dead letter."""
         self.stopped -= held.state == _STOPPED
-        self.hands.leave(held)
+        self.hands.suspects.pop(held, None)
         self._go_on(held)
         held.state, held.buried = _DEAD, True
 
@@ -624,7 +633,7 @@ class Series:
         window.waiting = 0
         for held in list(window.held.values()):
             held.after = None
-            if held.state not in (_CLIENT, _DEAD):
+            if held.state not in (_CLIENT, _DEAD, _STALE):
                 self._gone += held.state in (_READY, _RETRY)
                 self._forget(held)
         if self._gone > len(self._ready) + len(self._retries) >> 1:
@@ -634,20 +643,19 @@ class Series:
             self._retries = [each for each in self._retries if each[2].state in (_RETRY, _STOPPED)]
             heapify(self._retries)
 
-    def outlive(self, window: Window) -> None:
+    def end(self, window: Window) -> None:
         """Take it that a link has ended, and no other message waits for what the client still holds of it."""
-        if not window.has_ended:
-            window.has_ended = self.hands.left = True
-            for held in window.held.values():
-                if held.state == _CLIENT:
-                    self.outlived += 1
-                    self.hands.leave(held)
+        for held in window.held.values():
+            if held.state == _CLIENT:
+                held.state = _STALE
+                self.hands.with_client -= 1
+                self.hands.suspects.pop(held, None)
 
     def _forget(self, held: Held) -> None:
         self.size -= held.size
         if held.tries or held.crashes or held.since:
             self._unretried(held)
-            self.hands.leave(held)
+            self.hands.suspects.pop(held, None)
             self._go_on(held)
         held.state = _GONE
         held.frames = b""

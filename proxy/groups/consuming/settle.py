@@ -205,8 +205,8 @@ def _go_on(g: Consuming, consumer: Consumer) -> None:
 def go_on_by_turns(g: Consuming) -> None:
     """Have the timer look at the members of a client that gets suspects one by one, and so not only what it answers."""
     hands = g.hands
-    if hands.suspects or hands.left:
-        hands.left = False
+    if hands.holds_back:
+        hands.holds_back = bool(hands.suspects)
         for consumer in g.consumers.values():
             series = consumer.series
             if series is not None and series.is_ready and not consumer.numbering.full:
@@ -384,11 +384,10 @@ def _recover_in_series(g: Consuming, hidden: HiddenChannel) -> bytes:
     assert link is not None
     goes_on = link.state == _TAKES and not hidden.ended
     for held in list(window.held.values()):
-        if held.state == HeldState.CLIENT:
-            if goes_on:
-                window.series.recover(held, g.c.now)
-            else:
-                window.series.settle(held)
+        if held.state == HeldState.CLIENT and goes_on:
+            window.series.recover(held, g.c.now)
+        elif held.state in (HeldState.CLIENT, HeldState.STALE):
+            window.series.settle(held)
     g.retrying[hidden.consumer] = None
     return b"" if hidden.ended else links.settled(g, hidden, link)
 

@@ -98,8 +98,8 @@ class Played:
             if held.key and held.state in ACTIVE and held.window in self.windows:
                 by_key[held.key].append(held)
         assert all(len(active) == 1 for active in by_key.values())
-        assert self.series.with_client == len(self.held())
-        assert not self.room or self.series.with_client <= self.room
+        assert self.series.hands.with_client == len(self.held())
+        assert not self.room or self.series.room == self.room - len(self.held()) >= 0
         assert self.series.size == sum(held.size for held in self.all if held.state != HeldState.GONE)
         for key, tags in self.passed.items():
             assert not key or tags == sorted(tags), "a key was passed out of order"
@@ -136,7 +136,7 @@ def test_links_that_end_under_a_client_that_takes_nothing_leave_nothing_behind()
         assert series.pass_on() is None
         series.drop(window)
         assert len(series._ready) <= 11
-    assert series.with_client == 1
+    assert (series.room, series.hands.with_client) == (0, 1)
 
 
 def test_the_delay_doubles_up_to_the_longest() -> None:
@@ -176,7 +176,7 @@ def test_the_limit_is_judged_when_the_delay_is_over(dead_letters: bool) -> None:
         series.settle(first)
         series.settle(first)
         assert series.pass_on() is second
-        assert series.with_client == 1
+        assert series.hands.with_client == 1
 
 
 def test_a_dead_letter_that_is_not_confirmed_is_published_again_and_not_tried() -> None:
@@ -414,7 +414,7 @@ def test_recover_frees_the_room_of_what_goes_with_its_link() -> None:
     settle.try_again(wire.consuming)
     assert wire.to_client() == seen(3, redelivered=True, head=headers(1, 5, FIRST_TRY))
     assert consumer.series is not None
-    assert consumer.series.with_client == 1
+    assert consumer.series.room == 1
     assert said(wire, ack(1, 3)) == (ack(second, 1), seen(4))
 
 
@@ -494,9 +494,7 @@ OTHERS = headers(A, 5, long_string(b"x-ring-exchange", b"other") + long_string(b
 def test_what_the_exchange_hashed_alike_is_one_key(first: bytes, second: bytes) -> None:
     wire = joined(("q1",))
     wire.broker(first + second)
-    (consumer,) = wire.consuming.consumers.values()
-    assert consumer.series is not None
-    assert consumer.series.with_client == 1
+    assert wire.consuming.hands.with_client == 1
 
 
 def with_customer(tag: int, value: bytes | None, key: bytes) -> bytes:
@@ -512,18 +510,14 @@ def test_by_a_header_it_is_the_header_and_who_lacks_it_waits_for_nobody() -> Non
     wire.router.put((VHOST, "x"), replace(entry_, known=hashed))
     came = [(1, b"a", b"1"), (2, b"a", b"2"), (3, b"b", b"1"), (4, None, b"1"), (5, None, b"1")]
     wire.broker(b"".join(with_customer(*each) for each in came))
-    (consumer,) = wire.consuming.consumers.values()
-    assert consumer.series is not None
-    assert consumer.series.with_client == 4, "all but the second one of a"
+    assert wire.consuming.hands.with_client == 4, "all but the second one of a"
 
 
 def test_as_long_as_nobody_knows_what_is_hashed_a_shard_has_one_message_at_work() -> None:
     wire = joined()
     wire.router.drop((VHOST, "x"))
     wire.broker(deliver(A, 1, key=b"1") + deliver(A, 2, key=b"2") + deliver(B, 1, key=b"3"))
-    (consumer,) = wire.consuming.consumers.values()
-    assert consumer.series is not None
-    assert consumer.series.with_client == 2
+    assert wire.consuming.hands.with_client == 2
 
 
 @pytest.mark.parametrize("cut", range(len(deliver(A, 1, b"abcdef", piece=3)) + 1))

@@ -17,6 +17,7 @@ from struct import pack
 from typing import Final, NamedTuple
 
 import pytest
+from pamqp import commands
 
 from proxy.groups.attempts import Attempts
 from proxy.groups.consuming import crashes, links, settle
@@ -29,7 +30,7 @@ from proxy.groups.operators import Act, Order
 from proxy.session import broker_loop, client_loop
 from proxy.wire.frames import BODY, METHOD, U64
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened
-from tests.unit.proxy.session.wire import Frame, ack, method, split
+from tests.unit.proxy.session.wire import Frame, ack, made, method, split
 
 RUNS: Final = 100
 STEPS: Final = 250
@@ -67,6 +68,8 @@ class Run(Grouping):
         hold = self.r.choice((0.0, 2.0))
         spares = not is_dead and not limit and self.r.random() < 0.5
         self.rules = Rules(200, 0.1, 0.5, limit, dead_letters=is_dead, buries=True, hold=hold, spares=spares)
+        self.room = self.r.choice((1, 3, 1000))
+        """How many messages the client may hold."""
         self.returned: dict[Message, tuple[float, float]] = {}
         """When a message was returned first and last."""
         self.ordered: set[Message] = set()
@@ -100,6 +103,7 @@ class Run(Grouping):
 
     def begin_session(self) -> None:
         self.consuming.rules = self.rules
+        self.client(made(1, commands.Basic.Qos(prefetch_count=self.room)))
         self.member = self.join(SHARDS, arguments={"x-ring-in-series": True})
         self.member.attempts = self.attempts
         self.tags = {link.channel: 0 for link in self.member.links.values()}
@@ -362,6 +366,10 @@ class Run(Grouping):
                 with_others = (HeldState.CLIENT, HeldState.DEAD)
                 assert link.unacked == sum(each.state in with_others for each in held)
         assert series.stopped == stopped
+        states = [each.state for hidden in self.consumer.hidden for each in self.messages(hidden.number)]
+        assert self.consuming.hands.with_client == states.count(HeldState.CLIENT)
+        assert all(each.state in PASSED for each in self.consuming.hands.suspects)
+        assert series.room == self.room - len(self.with_client)
 
     def step(self) -> None:
         rest = b""
@@ -443,4 +451,5 @@ def test_nothing_is_acked_that_is_not_done_and_each_key_is_in_order(seed: int, c
     run.finish()
     series = run.consumer.series
     assert series is not None
-    assert (series.with_client, series.outlived, series.size, series.retried, series.stopped) == (0, 0, 0, {}, 0)
+    assert (series.room, run.consuming.hands.with_client) == (run.room, 0)
+    assert (series.size, series.retried, series.stopped) == (0, {}, 0)
