@@ -50,8 +50,7 @@ def known(hidden: HiddenChannel, held: Held) -> float:
     attempt = attempts.of(link.shard, found)
     if attempt is None:
         return 0.0
-    held.fingerprint, held.tries, held.again = found, attempt.tries, True
-    held.crashes, held.is_alone = attempt.crashes, attempt.is_alone
+    held.fingerprint, held.record, held.tries, held.again = found, attempt, attempt.tries, True
     if attempt.since:
         held.since = held.at - (time.time() - attempt.since)
     # From now on this sidecar tells of it, also if the shard moves on before the next try.

@@ -72,6 +72,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from proxy.groups.attempts import Attempt
 from proxy.settings.tries import LONGEST_SPREAD, tries_take
 
 MOST_BYTES: Final = 64 * 1024 * 1024
@@ -189,8 +190,8 @@ class Held:
     """One message that the broker has delivered, from then until it is settled."""
 
     __slots__ = (
-        "after", "again", "at", "before", "body_at", "buried", "crashes", "due", "fingerprint", "frames", "header_at",
-        "is_alone", "key", "returned_at", "since", "state", "tag", "tries", "window",
+        "after", "again", "at", "before", "body_at", "buried", "due", "fingerprint", "frames", "header_at", "key",
+        "record", "returned_at", "since", "state", "tag", "tries", "window",
     )  # fmt: skip
 
     def __init__(
@@ -208,10 +209,8 @@ class Held:
         """A `HeldState`, as a plain integer for the hot loop."""
         self.tries = 0
         """How often a client has returned the message."""
-        self.crashes = 0
-        """How many clients were lost without a close while they held the message."""
-        self.is_alone = False
-        """Whether the last of them held nothing else."""
+        self.record: Attempt | None = None
+        """What was known of the message as it came, of crashes too; None for nothing."""
         self.since = 0.0
         """When a client first returned it, in monotonic seconds, by another link too; 0 for never."""
         self.before = 0
@@ -228,6 +227,11 @@ class Held:
         """Whether an operator has the message published as a dead letter, however often it was tried."""
         self.after: Held | None = None
         """The next message of the key; None if this is the last."""
+
+    @property
+    def crashes(self) -> int:
+        """How many clients were lost without a close while they held the message."""
+        return self.record.crashes if self.record is not None else 0
 
     @property
     def size(self) -> int:
@@ -602,7 +606,7 @@ class Series:
 
     def is_culprit(self, held: Held) -> bool:
         """Return whether a message was with so many clients that crashed, and alone with the last one."""
-        return held.is_alone and held.crashes >= self.rules.crashes
+        return held.record is not None and held.record.is_alone and held.crashes >= self.rules.crashes
 
     def go_on_at_once(self, held: Held) -> None:
         """Take it that an operator releases a message: it is tried now, has all its tries again, and is no suspect."""
@@ -610,7 +614,7 @@ class Series:
         is_suspect = held in self.hands.suspects
         self.hands.suspects.pop(held, None)
         self._go_on(held)
-        held.tries, held.buried, held.crashes, held.is_alone, held.since = 0, False, 0, False, 0.0
+        held.tries, held.buried, held.record, held.since = 0, False, None, 0.0
         if held.state != _READY or is_suspect:
             self._make_ready(held)
 
@@ -653,7 +657,7 @@ class Series:
 
     def _forget(self, held: Held) -> None:
         self.size -= held.size
-        if held.tries or held.crashes or held.since:
+        if held.tries or held.since or held.record is not None:
             self._unretried(held)
             self.hands.suspects.pop(held, None)
             self._go_on(held)
