@@ -9,10 +9,11 @@ A message is recognised by its fingerprint. A count that is lost, as at the end 
 some tries more, and never fewer.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 MOST_ATTEMPTS: Final = 1_000
 """The most messages of one group whose tries one beat tells of."""
@@ -24,7 +25,7 @@ LATEST: Final = 86_400.0
 """Seconds from now until the latest next try that is believed."""
 
 KEPT: Final = 900.0
-"""Seconds for which the tries of a message are known after its next try was due."""
+"""Seconds for which the tries of a message that is not held are known after its next try was due."""
 
 
 class Attempt(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -51,6 +52,8 @@ class Attempts:
         self._count = 0
         self._noted: set[str] = set()
         """The shards of which this sidecar was the last to know better."""
+        self._untold: set[str] = set()
+        """Those of them of which no beat has told so yet."""
 
     def of(self, shard: str, fingerprint: str) -> Attempt | None:
         """Return the tries of a message; None if there were none, or they are not known."""
@@ -87,6 +90,7 @@ class Attempts:
     def _put(self, shard: str, fingerprint: str, attempt: Attempt) -> None:
         if self._count < MOST_TOLD or self.of(shard, fingerprint) is not None:
             self._noted.add(shard)
+            self._untold.add(shard)
             found = self.shards.setdefault(shard, {})
             self._count += fingerprint not in found
             found[fingerprint] = attempt
@@ -99,9 +103,16 @@ class Attempts:
             if not found:
                 del self.shards[shard]
                 self._noted.discard(shard)
+                self._untold.discard(shard)
 
     def replace(self, shard: str, told: Mapping[str, Attempt]) -> None:
-        """Take what the owner of a shard tells of it in place of what was known."""
+        """Take what the owner of a shard tells of it in place of what was known.
+
+        The owner does not know yet what this sidecar has yet to tell, such as a crash of a former owner's client.
+        """
+        if shard in self._untold:
+            self.merge(shard, told)
+            return
         self._noted.discard(shard)
         self._count += len(told) - len(self.shards.pop(shard, ()))
         if self._count > MOST_TOLD:
@@ -121,20 +132,29 @@ class Attempts:
                 self._put(shard, fingerprint, merged)
 
     def told(self, owned: Iterable[str]) -> dict[str, dict[str, Attempt]]:
-        """Return what one beat tells of the shards that this sidecar owns, and of those that it has just lost."""
+        """Have one beat tell of the shards that this sidecar owns, and of those that it has just lost."""
         found: dict[str, dict[str, Attempt]] = {}
         room = MOST_ATTEMPTS
         for shard in self._noted.union(owned):
             if room and (known := self.shards.get(shard)):
                 found[shard] = dict(list(known.items())[:room])
                 room -= len(found[shard])
+        self._untold.difference_update(found)
         return found
 
-    def expire(self, now: float) -> None:
-        """Forget messages that have not come again for long; `now` is in seconds since 1970."""
+    def expire(self, now: float, held_of: Callable[[str], Collection[str]] = lambda _: ()) -> None:
+        """Forget messages that have not come again for long; `now` is in seconds since 1970.
+
+        `held_of` returns the fingerprints of the messages of a shard that are here, by default none: these stay known.
+        """
         for shard, known in list(self.shards.items()):
-            for fingerprint in [each for each, at in known.items() if not now - KEPT < at.due < now + LATEST]:
-                self.forget(shard, fingerprint)
+            quiet = [(each, at) for each, at in known.items() if not now - KEPT / 2 < at.due < now + LATEST]
+            held = held_of(shard) if quiet else ()
+            for fingerprint, at in quiet:
+                if fingerprint in held:
+                    self._put(shard, fingerprint, replace(at, due=now))
+                elif not now - KEPT < at.due < now + LATEST:
+                    self.forget(shard, fingerprint)
 
 
 def _merged(one: Attempt, other: Attempt) -> Attempt:

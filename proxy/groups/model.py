@@ -13,6 +13,7 @@ broker has sent still reaches the client.
 # mypyc: compiled
 
 import logging
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -279,3 +280,9 @@ class Actions(Protocol):
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""
+
+    def hangs_since(self, member: Member) -> float:
+        """Return since when a client has no room but for links that have ended, in monotonic seconds; 0 if it has."""
+
+    def fingerprints(self, member: Member, shard: str) -> Collection[str]:
+        """Return the fingerprints of those messages of a shard that are here and have a record of tries."""

@@ -236,7 +236,7 @@ class RunningGroup:
                 self._check_ack_timeouts(now)
                 self._look_at_keys()
                 self._tell_redelivered(now)
-                self.state.attempts.expire(time.time())
+                self.state.attempts.expire(time.time(), self._held_of)
             before = self.state.decision
             self._tick(now)
             # The log tells of all sidecars' members and shards in one line.
@@ -325,6 +325,10 @@ class RunningGroup:
         for member in list(self.state.local.values()):
             actions = self._actions[member.id]
             with self._a_session():
+                if now < member.stalled_until and (since := actions.hangs_since(member)):
+                    times.append(since)
+                    if member.stalled_until < now + 2 * ACKS_EVERY:
+                        self.state.stalled(member, now + self._parts.ack_timeout, now)
                 for shard, at in actions.oldest_unacked(member).items():
                     if not self._end_if_ack_overdue(member, actions, shard, now, now - at):
                         times.append(at)
@@ -354,6 +358,14 @@ class RunningGroup:
         )
         actions.give_up(member, shard)
         return True
+
+    def _held_of(self, shard: str) -> set[str]:
+        """Return the fingerprints of the messages of a shard with tries that members of this sidecar have here."""
+        found: set[str] = set()
+        for member in self.state.local.values():
+            with self._a_session():
+                found.update(self._actions[member.id].fingerprints(member, shard) if shard in member.links else ())
+        return found
 
     def _look_at_keys(self) -> None:
         """Gather the figures of keys in series that wait, and what came back, from this sidecar's members."""

@@ -94,6 +94,12 @@ class MemberSession:
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True
 
+    def hangs_since(self, member: Member) -> float:
+        return 0.0
+
+    def fingerprints(self, member: Member, shard: str) -> frozenset[str]:
+        return frozenset()
+
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         return {link.shard: times[0] for link, times in self._unacked.items() if times and self._takes_acks(link)}
 

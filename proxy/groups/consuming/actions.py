@@ -125,3 +125,29 @@ class GroupActions:
         if not isinstance(source, TaggedSource) or source.window is None:
             return True
         return all(held.state == HeldState.CLIENT for held in islice(source.window.held.values(), 1))
+
+    def hangs_since(self, member: Member) -> float:
+        """Return when the client got the oldest message it holds, in monotonic seconds, if it takes no other.
+
+        The result is 0 as long as the client of a member in series has room, or holds a message of a link that goes on.
+        """
+        consumer = self._consuming.consumers.get(member)
+        series = consumer.series if consumer is not None else None
+        if consumer is None or series is None or series.room > 0:
+            return 0.0
+        since = 0.0
+        for delivery in consumer.numbering.unacked.values():
+            held = delivery.held
+            if held is not None and held.window.series is series:
+                if held.state != HeldState.STALE:
+                    return 0.0
+                since = since or delivery.at
+        return since
+
+    def fingerprints(self, member: Member, shard: str) -> set[str]:
+        """Return the fingerprints of those messages of a shard that are here and have a record of tries."""
+        link = member.links.get(shard)
+        source = self._consuming.sources.get(link.channel) if link is not None else None
+        if not isinstance(source, TaggedSource) or source.window is None:
+            return set()
+        return {held.fingerprint for held in source.window.held.values() if held.fingerprint}

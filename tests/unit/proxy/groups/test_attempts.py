@@ -27,6 +27,7 @@ def test_a_try_that_does_not_count_is_forgotten() -> None:
 def test_what_the_owner_of_a_shard_tells_replaces_what_was_known() -> None:
     attempts = Attempts()
     attempts.note("q", "a", 1, 10.0)
+    assert attempts.told([]) == {"q": {"a": Attempt(1, 10.0)}}
     attempts.replace("q", {"b": Attempt(3, 5.0)})
     assert attempts.shards == {"q": {"b": Attempt(3, 5.0)}}
     # Another sidecar owns the shard, so that this one does not tell of it, until it owns it itself.
@@ -34,6 +35,21 @@ def test_what_the_owner_of_a_shard_tells_replaces_what_was_known() -> None:
     assert attempts.told(["q"]) == {"q": {"b": Attempt(3, 5.0)}}
     attempts.replace("q", {})
     assert attempts.shards == {}
+
+
+def test_what_this_sidecar_knows_better_is_not_replaced_before_it_is_told() -> None:
+    """Its client was lost after the shard has moved, and the owner tells of what was before."""
+    attempts = Attempts()
+    attempts.note_crash("q", "a", 10.0, is_alone=True)
+    before = attempts.told([])
+    attempts.replace("q", before["q"])
+    attempts.note_company("q", "a")
+    attempts.note_crash("q", "b", 11.0, is_alone=False)
+    attempts.replace("q", before["q"])
+    news = {"q": {"a": Attempt(0, 10.0, 1, False), "b": Attempt(0, 11.0, 1, False)}}
+    assert attempts.shards == attempts.told([]) == news
+    attempts.replace("q", before["q"])
+    assert attempts.shards == before, "the owner has been told"
 
 
 @pytest.mark.parametrize(
@@ -79,3 +95,17 @@ def test_tries_of_messages_that_do_not_come_again_expire() -> None:
     attempts.note("q", "made up", 1, 1e10)
     attempts.expire(KEPT + 10.5)
     assert attempts.shards == {"q": {"b": Attempt(1, 11.0)}}
+
+
+def test_tries_of_a_message_that_is_held_do_not_expire() -> None:
+    attempts = Attempts()
+    attempts.note("q", "a", 1, 10.0, since=5.0)
+    attempts.note_crash("q", "b", 10.0, is_alone=True)
+    now = KEPT / 2 + 10.5
+    attempts.expire(now, {"q": {"a"}}.__getitem__)
+    assert attempts.shards == {"q": {"a": Attempt(1, now, 0, False, 5.0), "b": Attempt(0, 10.0, 1, True)}}
+    assert attempts.told([]).keys() == {"q"}
+    attempts.expire(2 * now, {"q": ()}.__getitem__)
+    assert list(attempts.shards["q"]) == ["a"]
+    attempts.expire(now + KEPT, {"q": {"a"}}.__getitem__)
+    assert attempts.shards == {"q": {"a": Attempt(1, now + KEPT, 0, False, 5.0)}}

@@ -12,6 +12,7 @@ from aio_pika.abc import AbstractConnection
 from proxy.groups import groups as groups_module
 from proxy.groups import membership, shard_readings
 from proxy.groups import running as running_module
+from proxy.groups.attempts import KEPT
 from proxy.groups.blocked import BlockedKey
 from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
@@ -40,6 +41,8 @@ class Session:
         self.did: list[tuple[Any, ...]] = []
         self.at_start: Callable[[Member], None] = lambda member: None
         self.oldest: dict[str, float] = {}
+        self.hangs_since_ = 0.0
+        self.fingerprints_: frozenset[str] = frozenset()
 
     def start(self, member: Member) -> None:
         self.did.append(("start",))
@@ -75,6 +78,12 @@ class Session:
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         return self.oldest
+
+    def hangs_since(self, member: Member) -> float:
+        return self.hangs_since_
+
+    def fingerprints(self, member: Member, shard: str) -> frozenset[str]:
+        return self.fingerprints_
 
 
 def member(name: str = "m", exchange: str = "orders") -> Member:
@@ -327,6 +336,33 @@ async def test_a_member_that_does_not_ack_gives_its_shard_away(fake: FakeManagem
         assert group.stalled >= 1
         assert group.oldest_unacked_at == now - 1
         assert groups.report()[0]["members"][0]["stalled"] is True
+
+
+async def test_the_tries_of_a_message_that_is_held_stay_known(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
+    async with owning(fake, api, "q1", groups_ack_timeout=0.0) as (groups, its, session):
+        session.fingerprints_ = frozenset({"held"})
+        attempts, now = groups.running["/", "orders"].state.attempts, time.time()
+        for fingerprint in ("held", "gone"):
+            attempts.note("q1", fingerprint, 1, now - KEPT - 1)
+        await eventually(lambda: attempts.of("q1", "gone") is None)
+        assert attempts.shards.keys() == {"q1"} == its.links.keys()
+        await eventually(lambda: attempts.shards["q1"]["held"].due >= now)
+
+
+@pytest.mark.parametrize("hangs_on", [True, False])
+async def test_a_client_that_takes_no_message_stays_unfit(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, hangs_on: bool
+) -> None:
+    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
+    async with owning(fake, api, "q1", groups_ack_timeout=5.0) as (groups, its, session):
+        since = session.hangs_since_ = time.monotonic() - 7 if hangs_on else 0.0
+        until = its.stalled_until = time.monotonic() + 0.2
+        await eventually(lambda: time.monotonic() > until + 0.2)
+        assert (its.stalled_until > until + 4) == hangs_on
+        assert groups.running["/", "orders"].oldest_unacked_at == since
 
 
 async def test_a_shard_that_moves_waits_for_acks_no_longer_than_it_may(fake: FakeManagement, api: Management) -> None:

@@ -188,7 +188,9 @@ def test_the_keys_that_wait_and_how_much() -> None:
     assert wire.actions.blocked_keys(wire.member, "q1")[0].state == "stopped"
     assert wire.member.returns == 2
 
+    assert wire.actions.fingerprints(wire.member, "q1") == {key.fingerprint}
     wire.actions.give_up(wire.member, "q1")
+    assert wire.actions.fingerprints(wire.member, "q1") == set()
     assert wire.actions.backlog(wire.member) == Backlog(0, 0, 0.0, 0)
     assert wire.actions.blocked_keys(wire.member, "q1") == []
 

@@ -559,8 +559,13 @@ def test_a_link_that_ends_under_the_client_is_not_answered_any_more_and_frees_it
     member = wire.join(("q1", "q2"), **SERIAL)
     first, second = (member.links[shard].channel for shard in ("q1", "q2"))
     assert wire.broker(deliver(first, 1) + deliver(second, 1)) == seen(1)
+    assert wire.actions.hangs_since(member) == 0.0
+    got_at = wire.c.now
     wire.actions.give_up(member, "q1")
     wire.to_broker()
     wire.broker(closed(first))
+    assert wire.actions.hangs_since(member) == got_at
     assert said(wire, ack(1, 1)) == (b"", seen(2))
+    assert wire.actions.hangs_since(member) == 0.0, "it is with the client, and its link goes on"
     assert wire.client(ack(1, 2)) == ack(second, 1)
+    assert wire.actions.hangs_since(member) == 0.0
