@@ -489,6 +489,27 @@ def test_crash_loop(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHo
     wait_until("the metric", lambda: grouping.metric("ringproxy_group_crash_loops_total", exchange="orders") == 2)
 
 
+def test_dead_letters_fail(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Dead letters fail"]
+    dead = {"groups_dead_letter": "dead", "groups_retry_limit": "1", "groups_retry_delay": "0.1"}
+    grouping = start_sidecar(groups="orders", groups_in_series="orders", **dead)
+    shell = Shell(here(broker, grouping))
+    shop.exchange("dead", "topic")
+    assert grouping.publish("orders", "c17", b"1", vhost="shop").status == 200
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        (got,) = deliveries(wire, 1, 1)
+        wire.tell(1, Basic.Reject(got.number, True))
+        labels = {"exchange": "orders"}
+        wait_until("it fails", lambda: grouping.metric("ringproxy_group_dead_letters_failed_total", **labels) >= 1)
+        assert "no dead letter goes to the exchange 'dead' (groups_dead_letter)" in grouping.log()
+        assert shell(look) == "[]"
+        shop.queue("graves")
+        shop.bind("dead", "graves", "#")
+        assert json.loads(shell(look)) == [{"destination": "graves"}]
+
+
 def test_shard_stands(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
     (look,) = RUNBOOK["Shard stands"]
     times = {"groups_retry_delay": "0.1", "groups_retry_delay_max": "0.1", "groups_hold_max": "0.5"}
