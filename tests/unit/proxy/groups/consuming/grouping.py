@@ -11,6 +11,7 @@ from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.groups.model import Member
 from proxy.session import client_loop
 from proxy.session.events import Event
+from proxy.wire.frames import BODY
 from tests.unit.proxy.session.wire import (
     Frame,
     Wire,
@@ -144,6 +145,11 @@ def seen(
     """The same delivery as the client gets it, with its number."""
     more = {"consumer": consumer, "exchange": exchange, "key": key, "redelivered": redelivered, "piece": piece}
     return deliver(channel, number, data, head=head, **more)  # type: ignore[arg-type]
+
+
+def bodies(data: bytes) -> list[bytes]:
+    """Return the bodies of the messages in what a peer gets, none of which is in several frames."""
+    return [each.payload for each in split(data) if each.kind == BODY]
 
 
 def closed(number: int) -> bytes:

@@ -15,8 +15,8 @@ from proxy.groups.consuming.hidden import HiddenChannel
 from proxy.groups.consuming.series import Held, HeldState, Rules
 from proxy.groups.model import Member
 from proxy.session import client_loop
-from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, consume, deliver, seen
-from tests.unit.proxy.session.wire import ack, entry, headers, made, split
+from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, bodies, consume, deliver, seen
+from tests.unit.proxy.session.wire import ack, entry, headers, made
 
 A, B = FIRST + 1, FIRST + 2
 SERIAL: dict[str, dict[str, bool]] = {"arguments": {"x-ring-in-series": True}}
@@ -80,8 +80,16 @@ class Crashing(Grouping):
         return sorted(each.crashes for known in self.attempts.shards.values() for each in known.values())
 
 
-def bodies(data: bytes) -> list[bytes]:
-    return [frame.payload for frame in split(data) if frame.kind == 3]
+def after_crashes(count: int, rules: Rules = RULES, more: bytes = b"") -> Crashing:
+    """Return the session of a client before which so many were lost, each with one message, and `more` behind it."""
+    wire = Crashing(rules=rules)
+    for crash in range(count):
+        assert bodies(wire.comes_again(A, 1)) == [b"1"], f"crash {crash}"
+        wire.broker(more)
+        wire.wait()
+        wire.lost()
+        wire = wire.next(rules=rules)
+    return wire
 
 
 def test_what_was_held_at_two_crashes_comes_alone_and_is_no_suspect_any_more_once_it_is_acked() -> None:
@@ -102,11 +110,7 @@ def test_what_was_held_at_two_crashes_comes_alone_and_is_no_suspect_any_more_onc
 
 
 def test_a_suspect_waits_until_the_client_holds_nothing() -> None:
-    wire = Crashing()
-    for _ in range(2):
-        wire.comes_again(A, 1)
-        wire.lost()
-        wire = wire.next()
+    wire = after_crashes(2)
     assert bodies(wire.broker(deliver(B, 1, b"other"))) == [b"other"]
     assert wire.comes_again(A, 1) == b""
     assert bodies(wire.answers(1)) == [b"1"]
@@ -128,29 +132,21 @@ def test_a_message_that_ends_its_client_three_times_alone_at_last_is_a_dead_lett
 
 
 def test_a_culprit_stands_still_where_there_are_no_dead_letters(caplog: pytest.LogCaptureFixture) -> None:
-    wire = Crashing()
-    for _ in range(3):
-        wire.comes_again(A, 1)
-        wire.lost()
-        wire = wire.next(rules=Rules())
+    wire = after_crashes(3, Rules())
     assert wire.comes_again(A, 1) == b""
     (key,) = wire.actions.blocked_keys(wire.member, "q1")
     assert (key.state, key.tries, key.crashes) == ("stopped", 0, 3)
     assert "with 3 clients that crashed, the last time alone: its key stands still" in caplog.text
     wire.c.now += 3600
-    (consumer,) = wire.consuming.consumers.values()
-    assert consumer.series is not None
-    assert consumer.series.stopped == 1
+    backlog = wire.actions.backlog(wire.member)
+    assert backlog is not None
+    assert backlog.stopped == 1
     assert bodies(wire.broker(deliver(B, 1, b"other"))) == [b"other"]
 
 
 def test_by_default_a_culprit_is_tried_again_alone_after_the_longest_delay() -> None:
     rules = Rules(longest=60.0, spares=True)
-    wire = Crashing(rules=rules)
-    for number in range(3):
-        assert bodies(wire.comes_again(A, 1)) == [b"1"], f"crash {number}"
-        wire.lost()
-        wire = wire.next(rules=rules)
+    wire = after_crashes(3, rules)
     assert wire.comes_again(A, 1) == b""
     wire.broker(deliver(B, 1, b"other", key=b"other"))
     assert bodies(wire.answers(1)) == []
@@ -161,11 +157,7 @@ def test_by_default_a_culprit_is_tried_again_alone_after_the_longest_delay() -> 
 
 
 def test_a_limit_of_tries_that_is_higher_holds_for_crashes_too() -> None:
-    wire = Crashing()
-    for _ in range(4):
-        assert bodies(wire.comes_again(A, 1)) == [b"1"]
-        wire.lost()
-        wire = wire.next(rules=RULES._replace(crashes=5))
+    wire = after_crashes(4, RULES._replace(crashes=5))
     assert bodies(wire.comes_again(A, 1)) == [b"1"]
 
 
@@ -236,11 +228,7 @@ def test_a_message_that_ends_one_client_right_after_another_is_alone_with_both()
 
 
 def test_a_suspect_is_alone_over_all_members_of_its_client() -> None:
-    wire = Crashing()
-    for _ in range(2):
-        wire.comes_again(A, 1)
-        wire.lost()
-        wire = wire.next()
+    wire = after_crashes(2)
     number = wire.second_member()
     assert bodies(wire.broker(deliver(number, 1, b"held", consumer="d"))) == [b"held"]
     assert wire.comes_again(A, 1) == b"", "the other member's client holds a message"
@@ -252,15 +240,10 @@ def test_a_suspect_is_alone_over_all_members_of_its_client() -> None:
 @pytest.mark.parametrize("tag", [1, 9])
 def test_a_client_that_hangs_on_a_message_gets_those_of_its_other_shards(tag: int) -> None:
     """Be it on a suspect, or on a message before one."""
-    wire = Crashing()
-    for _ in range(2):
-        wire.comes_again(A, 1)
-        wire.broker(deliver(B, 1, b"other", key=b"other", redelivered=True))
-        wire.wait()
-        wire.lost()
-        wire = wire.next()
+    other = deliver(B, 1, b"other", key=b"other", redelivered=True)
+    wire = after_crashes(2, more=other)
     assert bodies(wire.comes_again(A, tag)) == [b"%d" % tag]
-    assert wire.broker(deliver(B, 1, b"other", key=b"other", redelivered=True)) == b""
+    assert wire.broker(other) == b""
     assert wire.wait() == b""
     wire.actions.let_go(wire.member, "q1")
     wire.to_broker()
@@ -275,11 +258,7 @@ def test_a_client_that_hangs_on_a_message_gets_those_of_its_other_shards(tag: in
 
 
 def test_a_suspect_goes_with_its_channel() -> None:
-    wire = Crashing()
-    for _ in range(2):
-        wire.comes_again(A, 1)
-        wire.lost()
-        wire = wire.next()
+    wire = after_crashes(2)
     number = wire.second_member()
     assert bodies(wire.comes_again(A, 1)) == [b"1"]
     assert wire.broker(deliver(number, 1, b"other", consumer="d")) == b""
@@ -309,11 +288,7 @@ def held_of(source: object) -> list[Held]:
 
 
 def test_an_operator_who_releases_a_suspect_has_it_passed_with_others() -> None:
-    wire = Crashing()
-    for _ in range(2):
-        wire.comes_again(A, 1)
-        wire.lost()
-        wire = wire.next()
+    wire = after_crashes(2)
     wire.broker(deliver(B, 1, b"other"))
     wire.comes_again(A, 1)
     (held,) = wire.consuming.hands.suspects

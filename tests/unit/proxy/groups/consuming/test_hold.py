@@ -12,18 +12,14 @@ from proxy.groups.consuming.series import LEAVES_WITHIN, MOST_BEHIND, HeldState,
 from proxy.groups.operators import Act, Order
 from proxy.session import client_loop
 from proxy.settings.tries import LONGEST_SPREAD
-from tests.unit.proxy.groups.consuming.grouping import FIRST, deliver
+from tests.unit.proxy.groups.consuming.grouping import FIRST, bodies, deliver
 from tests.unit.proxy.groups.consuming.test_retries import Limited
-from tests.unit.proxy.session.wire import ack, method, split
+from tests.unit.proxy.session.wire import ack, method
 
 A = FIRST + 1
 SHORT = 1.0 / LONGEST_SPREAD
 """A delay that is over after a second, whatever the key."""
 HOLD = Rules(200, SHORT, SHORT, hold=5.0)
-
-
-def bodies(data: bytes) -> list[bytes]:
-    return [frame.payload for frame in split(data) if frame.kind == 3]
 
 
 def returned(wire: Limited, tag: int) -> None:
