@@ -13,7 +13,7 @@ from pamqp.commands import Basic, Channel
 
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
-from tests.integration.conftest import StartSidecar
+from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import SHARDS, Got, deliveries, publish, sharded, waiting
 from tests.integration.wire_client import Client, Wire, port_of
 
@@ -314,6 +314,28 @@ def test_a_member_whose_connection_is_lost_leaves_each_key_in_order_to_the_next(
         wire.goodbye()
     for key in keys:
         assert done[key] + worker.done[key] == list(range(each)), key
+
+
+def test_a_client_that_hangs_with_all_that_it_may_hold_gets_no_shard_again(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """Three times as long as one that did not ack gets none: nothing would be passed to it."""
+    sharded(vhost)
+    vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
+    sidecar = start_sidecar(groups="orders", groups_ack_timeout="2")
+    with client.session(sidecar.amqp_port, vhost.name) as hung, client.session(sidecar.amqp_port, vhost.name) as wire:
+        join(hung, 1, prefetch=1)
+        publish(client, sidecar.amqp_port, vhost, keyed(["bad"], 1))
+        deliveries(hung, 1, 1)
+        join(wire, 1)
+        worker = Worker(wire)
+        worker.ack(*worker.take())
+        for number in range(7):
+            publish(client, sidecar.amqp_port, vhost, keyed([f"k{number}-{n}" for n in range(8)], 1))
+            for got in worker.take(8):
+                worker.ack(got)
+            time.sleep(1.0)
+        assert "as it waits in series" not in sidecar.log()
 
 
 def test_a_group_of_which_some_members_are_in_series_is_not_exact(
