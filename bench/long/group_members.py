@@ -167,6 +167,12 @@ class OneMember:
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True
 
+    def hangs_since(self, member: Member) -> float:
+        return 0.0
+
+    def fingerprints(self, member: Member, shard: str) -> frozenset[str]:
+        return frozenset()
+
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         """Return nothing, as each message is acked at once."""
         return {}

@@ -22,7 +22,7 @@ from proxy.groups.consuming.events import (
     ShardsAsked,
 )
 from proxy.groups.consuming.interceptor import GroupInterceptor
-from proxy.groups.consuming.series import Rules
+from proxy.groups.consuming.rules import Rules
 from proxy.groups.groups import Groups
 from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection

@@ -10,7 +10,8 @@ import secrets
 from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consumer, Consuming
 from proxy.groups.consuming.questions import Joining
-from proxy.groups.consuming.series import Series, limits
+from proxy.groups.consuming.rules import limits
+from proxy.groups.consuming.series import Series
 from proxy.groups.consuming.tags import MOST_TAGS, Numbering, numbering_of
 from proxy.groups.model import DEFAULT_PREFETCH, Member
 from proxy.session import closing

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from proxy.groups.consuming.events import GroupEvent
 from proxy.groups.consuming.questions import Question
-from proxy.groups.consuming.series import Hands, Rules, Series, Window
+from proxy.groups.consuming.rules import Rules
+from proxy.groups.consuming.series import Hands, Series, Window
 from proxy.groups.consuming.tags import Numbering, TaggedSource, Tags
 from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel

@@ -12,7 +12,8 @@ from proxy.groups.consuming import crashes, links, settle
 from proxy.groups.consuming.crashes import Crashes
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import HiddenChannel
-from proxy.groups.consuming.series import Held, HeldState, Rules
+from proxy.groups.consuming.rules import Rules
+from proxy.groups.consuming.series import Held, HeldState
 from proxy.groups.model import Member
 from proxy.session import client_loop
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, bodies, consume, deliver, seen

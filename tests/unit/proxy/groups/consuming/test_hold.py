@@ -8,7 +8,8 @@ import pytest
 from proxy.groups.blocked import Backlog
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
-from proxy.groups.consuming.series import LEAVES_WITHIN, MOST_BEHIND, HeldState, Rules, limits
+from proxy.groups.consuming.rules import MOST_BEHIND, Rules, limits
+from proxy.groups.consuming.series import LEAVES_WITHIN, HeldState
 from proxy.groups.operators import Act, Order
 from proxy.session import client_loop
 from proxy.settings.tries import LONGEST_SPREAD

@@ -7,7 +7,7 @@ import pytest
 from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
-from proxy.groups.consuming.series import Rules, spread
+from proxy.groups.consuming.rules import Rules, spread
 from proxy.groups.operators import MAX_BYTES, Act, Order, OrderError, decode
 from proxy.settings.tries import LONGEST_SPREAD
 from tests.unit.proxy.groups.consuming.grouping import closed, deliver, seen

@@ -10,7 +10,8 @@ from proxy.groups.blocked import Backlog
 from proxy.groups.consuming import settle
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.retries import fingerprint
-from proxy.groups.consuming.series import LEAVES_WITHIN, Held, HeldState, Rules, spread
+from proxy.groups.consuming.rules import Rules, spread
+from proxy.groups.consuming.series import LEAVES_WITHIN, Held, HeldState
 from proxy.groups.model import Member
 from proxy.session import client_loop
 from proxy.settings.tries import LONGEST_SPREAD

@@ -15,7 +15,8 @@ from proxy.groups.consuming.deliver import MOST_PASSED
 from proxy.groups.consuming.events import LinkRefused
 from proxy.groups.consuming.letters import Letter, header_of
 from proxy.groups.consuming.retries import fingerprint
-from proxy.groups.consuming.series import MOST_BYTES, Held, HeldState, Rules, Series, Window
+from proxy.groups.consuming.rules import Rules
+from proxy.groups.consuming.series import MOST_BYTES, Held, HeldState, Series, Window
 from proxy.groups.consuming.tags import MOST_UNACKED
 from proxy.session import broker_loop, client_loop
 from proxy.settings.tries import LONGEST_SPREAD

@@ -24,7 +24,8 @@ from proxy.groups.consuming import crashes, links, settle
 from proxy.groups.consuming.events import DeadLetterDue
 from proxy.groups.consuming.hidden import Consumer, HiddenChannel
 from proxy.groups.consuming.retries import CRASH, HELD
-from proxy.groups.consuming.series import Held, HeldState, Rules
+from proxy.groups.consuming.rules import Rules
+from proxy.groups.consuming.series import Held, HeldState
 from proxy.groups.model import LinkState
 from proxy.groups.operators import Act, Order
 from proxy.session import broker_loop, client_loop
