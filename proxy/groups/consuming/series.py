@@ -377,16 +377,18 @@ class Series:
 
         A message that is GONE already is left alone.
         """
-        if held.state == _GONE:
-            return
-        if held.state == _CLIENT:
+        state = held.state
+        if state == _CLIENT:
             self.room += 1
             self.hands.with_client -= 1
-        elif held.state == _STALE:
+        elif state == _STALE:
             self.room += 1
+        elif state == _GONE:
+            return
         self._forget(held)
-        after, held.after = held.after, None
+        after = held.after
         if after is not None:
+            held.after = None
             if after.state == _WAITING:
                 after.window.waiting -= 1
                 self._make_ready(after)
