@@ -159,7 +159,7 @@ class Held:
         self.tries = 0
         """How often a client has returned the message."""
         self.record: Attempt | None = None
-        """What was known of the message as it came, of crashes too; None for nothing."""
+        """The record of its tries and crashes that was known as it came; None if none was."""
         self.since = 0.0
         """When a client first returned it, in monotonic seconds, by another link too; 0 for never."""
         self.before = 0
@@ -257,7 +257,7 @@ class Window:
 
 
 class Hands:
-    """What one client holds in series, over all of its members; it lives as long as the session."""
+    """The messages that one client holds in series, over all of its members, and its suspects, for one session."""
 
     __slots__ = ("holds_back", "suspects", "with_client")
 
