@@ -192,7 +192,7 @@ def main() -> int:
         dest="members",
         action="store_const",
         const=Members.MIXED,
-        help="such members are in all groups but the exchange's own, whose members are ordinary; with --groups 2",
+        help="the exchange's own group has ordinary members, and the others have workers in series; with --groups 2",
     )
     kinds.add_argument(
         "--at-once",
