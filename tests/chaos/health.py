@@ -12,10 +12,10 @@ from tests.integration.sidecar import Sidecar
 MIB = 1 << 20
 
 MOST_RESIDENT = 256 * MIB
-"""Bytes: the memory limit of deploy/sidecar.yaml; docs/reference/memory.md sums it up for more connections."""
+"""Bytes: the memory limit of deploy/component; docs/reference/memory.md sums it up for more connections."""
 
 LIVEZ_WITHIN = 5.0
-"""Seconds for an answer to /livez: what the probe of deploy/sidecar.yaml waits."""
+"""Seconds for an answer to /livez: what the probe of deploy/component/sidecar.yaml waits."""
 
 BETWEEN = 0.5
 

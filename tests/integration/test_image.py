@@ -1,4 +1,4 @@
-"""The image, built from the Dockerfile itself by buildah, and run the way deploy/sidecar.yaml has it run.
+"""The image, built from the Dockerfile itself by buildah, and run the way deploy/component/sidecar.yaml has it run.
 
 No registry is asked for the images that it starts from: a Debian of the same release, made by debootstrap, stands in
 for them, with Debian's Python and with or without its C compiler. The test does not see whether they can be pulled, and

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from testbed.broker import Broker
 from testbed.debian import ensure_package
@@ -34,23 +33,6 @@ def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
     yield made
     made.delete()
     api.ask("DELETE", "users", ADMIN[0])
-
-
-def test_the_alerts_become_a_rule_of_the_operator() -> None:
-    (make,) = MEASURE["Install the alerts"]
-    made = ROOT / "prometheusrule.yaml"
-    assert not made.exists()
-    try:
-        Shell({})(make)
-        rule = yaml.safe_load(made.read_text())
-    finally:
-        made.unlink(missing_ok=True)
-    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert rule["metadata"]["labels"] == {"release": "prometheus"}
-    alerts = (ROOT / "deploy/alerts.yaml").read_text()
-    linked = alerts.replace("runbook_url: ", "runbook_url: https://git.example.com/ringproxy/")
-    assert linked != alerts
-    assert rule["spec"] == yaml.safe_load(linked)
 
 
 def test_the_load(start_sidecar: StartSidecar, broker: Broker, login: Login, shop: VirtualHost, tmp_path: Path) -> None:

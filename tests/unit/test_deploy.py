@@ -18,33 +18,34 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from yarl import URL
 
-from proxy.cli import parser
 from proxy.http.admission.pages import HostNames
 from proxy.process import memory
 from proxy.session.sockets import BUFFER
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.settings.sources import ENVIRONMENT_PREFIX, load_settings
-from proxy.shards.document import load
+from tests.unit.manifests import COMPONENT, VERSIONS, Manifest, check, documents, example, one
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MANIFESTS = sorted(file for file in (ROOT / "deploy").glob("*.yaml") if "alert" not in file.name)
-DOCUMENTS: list[dict[str, Any]] = [each for file in MANIFESTS for each in yaml.safe_load_all(file.read_text())]
+DOCUMENTS = [each for file in MANIFESTS for each in documents(file.read_text())]
 PROGRAMS = Path(sys.executable).parent
 
 
-def the(kind: str, name: str | None = None) -> dict[str, Any]:
-    """The one of that kind, or of those the one of that name."""
-    (found,) = (
-        document for document in DOCUMENTS if document["kind"] == kind and name in (None, document["metadata"]["name"])
-    )
-    return found
+def the(kind: str) -> Manifest:
+    return one(DOCUMENTS, kind)
 
 
 @pytest.fixture
-def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = the("Deployment", "orders")["spec"]["template"]["spec"]
+def deployment() -> Manifest:
+    """The example's, with the sidecar that the component adds."""
+    return one(example(), "Deployment")
+
+
+@pytest.fixture
+def pod(deployment: Manifest) -> dict[str, Any]:
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
     return spec
 
 
@@ -60,12 +61,20 @@ def environment(sidecar: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.fixture
-def settings(environment: dict[str, str], tmp_path: Path) -> Settings:
+def file(tmp_path: Path) -> Path:
+    """The file of settings in the ConfigMap."""
+    made = tmp_path / "ringproxy.toml"
+    made.write_text(one(example(), "ConfigMap")["data"][made.name])
+    return made
+
+
+@pytest.fixture
+def settings(environment: dict[str, str], file: Path, tmp_path: Path) -> Settings:
     """The manifest's settings as the proxy reads them, with files in place of the mounted ones."""
     secret = tmp_path / "secret"
     secret.write_text("from-a-file\n")
-    files = {name: str(secret) for name in environment if name.endswith("_FILE")}
-    return load_settings(None, environment | files, {})
+    files = {name: str(secret) for name in tomllib.loads(file.read_text()) if name.endswith("_file")}
+    return load_settings(file, environment, files)
 
 
 def output(program: str, *arguments: str) -> str:
@@ -134,13 +143,7 @@ def test_the_image_gets_the_packages_that_are_tested_and_none_for_development() 
     assert any(pin.startswith("pytest==") for pin in tested.keys() - shipped.keys())
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param("1.29", id="the first with native sidecars switched on"),
-        pytest.param("1.37", id="the newest whose schemas are at hand"),
-    ],
-)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_manifests_are_valid(version: str) -> None:
     """All but the operators' own kinds: no schema of those is at hand."""
     files = [str(file.relative_to(ROOT)) for file in MANIFESTS]
@@ -148,22 +151,19 @@ def test_the_manifests_are_valid(version: str) -> None:
     assert said == [
         f"INFO deploy/hpa.yaml passed for resource configmap/adapter-config against version {version}",
         f"INFO deploy/hpa.yaml passed for resource horizontalpodautoscaler/billing against version {version}",
-        f"INFO deploy/networkpolicy.yaml passed for resource networkpolicy/orders-ringproxy against version {version}",
-        "WARN deploy/podmonitor.yaml Couldn't find schema for kind PodMonitor"
-        f" with api version monitoring.coreos.com/v1 for kubernetes version {version}",
         f"INFO deploy/scaledobject.yaml passed for resource service/orders-ringproxy against version {version}",
         "WARN deploy/scaledobject.yaml Couldn't find schema for kind ScaledObject"
         f" with api version keda.sh/v1alpha1 for kubernetes version {version}",
-        f"INFO deploy/sidecar.yaml passed for resource secret/orders-ringproxy against version {version}",
-        f"INFO deploy/sidecar.yaml passed for resource deployment/orders against version {version}",
         f"INFO deploy/spark-application.yaml passed for resource secret/ringproxy-usage against version {version}",
         "WARN deploy/spark-application.yaml Couldn't find schema for kind SparkApplication"
         f" with api version sparkoperator.k8s.io/v1beta2 for kubernetes version {version}",
-        *(
-            f"INFO deploy/topology.yaml passed for resource {kind}/ringproxy-topology against version {version}"
-            for kind in ("secret", "configmap", "deployment")
-        ),
     ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_example_is_valid(version: str) -> None:
+    for manifest in example():
+        check(manifest, version)
 
 
 def test_the_proxy_is_a_native_sidecar_of_this_version(sidecar: dict[str, Any]) -> None:
@@ -187,19 +187,9 @@ def test_the_admin_port_is_open_to_the_kubelet_and_the_ingress_to_the_pod_only(s
     assert settings.http_listen.host == "127.0.0.1"
 
 
-def test_the_policy_lets_only_prometheus_reach_the_admin_port(settings: Settings) -> None:
-    policy, template = the("NetworkPolicy")["spec"], the("Deployment", "orders")["spec"]["template"]
-    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    assert policy["policyTypes"] == ["Ingress"]
-    (rule,) = policy["ingress"]
-    assert rule["ports"] == [{"protocol": "TCP", "port": settings.admin_listen.port}]
-    (source,) = rule["from"]
-    assert source["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
-
-
-def test_keda_asks_the_sidecars_that_publish_by_a_name_of_theirs(settings: Settings) -> None:
+def test_keda_asks_the_sidecars_that_publish_by_a_name_of_theirs(settings: Settings, deployment: Manifest) -> None:
     """The answer itself is tried with a broker, in the integration tests."""
-    service, template = the("Service")["spec"], the("Deployment", "orders")["spec"]["template"]
+    service, template = the("Service")["spec"], deployment["spec"]["template"]
     assert service["selector"].items() <= template["metadata"]["labels"].items()
     (port,) = service["ports"]
     (asked,) = the("ScaledObject")["spec"]["triggers"]
@@ -216,7 +206,7 @@ def test_both_scalers_have_the_same_program_and_limits() -> None:
     assert keda["scaleTargetRef"]["name"] == hpa["scaleTargetRef"]["name"]
     assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
     (metric,) = hpa["metrics"]
-    (rule,) = yaml.safe_load(the("ConfigMap", "adapter-config")["data"]["config.yaml"])["externalRules"]
+    (rule,) = yaml.safe_load(the("ConfigMap")["data"]["config.yaml"])["externalRules"]
     assert rule["name"]["as"] == metric["external"]["metric"]["name"]
     assert metric["external"]["target"]["averageValue"] == keda["triggers"][0]["metadata"]["targetValue"]
     for behavior in (keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], hpa["behavior"]):
@@ -229,25 +219,31 @@ def test_every_setting_is_one_the_proxy_knows(environment: dict[str, str], setti
     assert settings.default_vhost == "shop"
 
 
-def test_every_setting_of_the_manifest_is_explained(environment: dict[str, str]) -> None:
-    """A comment stands above it in the manifest, but for those that only say where the servers and passwords are."""
-    lines = (ROOT / "deploy/sidecar.yaml").read_text().splitlines()
-    named = {line.split()[-1]: above.strip() for above, line in pairwise(lines) if "- name: RINGPROXY_" in line}
-    assert named.keys() == environment.keys()
-    plain = [name for name, above in named.items() if not above.startswith("# ")]
-    assert all(name.endswith(("_URL", "_PASSWORD_FILE")) for name in plain)
+def test_every_setting_of_the_example_is_explained(environment: dict[str, str], file: Path) -> None:
+    """A comment stands above it, but for those that only say where the servers, files and passwords are."""
+    lines = [*COMPONENT.joinpath("sidecar.yaml").read_text().splitlines(), *file.read_text().splitlines()]
+    above = {line.split()[0 if " = " in line else -1]: above.strip() for above, line in pairwise(lines) if line}
+    names = [*environment, *tomllib.loads(file.read_text())]
+    plain = [name for name in names if not above[name].startswith("# ")]
+    assert all(name.lower().endswith(("_url", "_password_file", "_config")) for name in plain)
 
 
-def test_the_passwords_are_the_mounted_files_of_the_secret(
-    pod: dict[str, Any], sidecar: dict[str, Any], environment: dict[str, str], settings: Settings
+def test_the_file_and_the_passwords_are_the_mounted_ones(
+    pod: dict[str, Any], sidecar: dict[str, Any], environment: dict[str, str], settings: Settings, file: Path
 ) -> None:
     assert settings.broker_url.password == settings.management_url[0].password == "from-a-file"
-    (mount,) = (each for each in sidecar["volumeMounts"] if each["name"] == "ringproxy-secrets")
-    (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
-    assert mount["readOnly"]
-    assert volume["secret"]["secretName"] == the("Secret", "orders-ringproxy")["metadata"]["name"]
-    files = {value for name, value in environment.items() if name.endswith("_FILE")}
-    assert files == {f"{mount['mountPath']}/{key}" for key in the("Secret", "orders-ringproxy")["stringData"]}
+    mounts = {mount["name"]: mount for mount in sidecar["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    config, secrets = mounts["ringproxy-config"], mounts["ringproxy-secrets"]
+    assert config["readOnly"]
+    assert secrets["readOnly"]
+    made = one(example(), "ConfigMap")
+    assert volumes["ringproxy-config"]["configMap"]["name"] == made["metadata"]["name"]
+    assert environment["RINGPROXY_CONFIG"] == f"{config['mountPath']}/{file.name}"
+    secret = one(example(), "Secret")
+    assert volumes["ringproxy-secrets"]["secret"]["secretName"] == secret["metadata"]["name"] == "ringproxy"
+    files = {value for name, value in tomllib.loads(file.read_text()).items() if name.endswith("_file")}
+    assert files == {f"{secrets['mountPath']}/{key}" for key in secret["data"]}
 
 
 def test_rings_are_kept_in_a_folder_of_their_own_that_outlives_the_container(
@@ -263,44 +259,18 @@ def test_rings_are_kept_in_a_folder_of_their_own_that_outlives_the_container(
 
 
 def test_every_container_is_confined(pod: dict[str, Any]) -> None:
-    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    """The sidecar by itself, whatever pod it is added to."""
+    own = pod["initContainers"][0]["securityContext"]
+    assert pod["securityContext"].items() < own.items()
     for container in [*pod["initContainers"], *pod["containers"]]:
-        context = container["securityContext"]
+        context = pod["securityContext"] | container["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         assert context["readOnlyRootFilesystem"] is True
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
         assert "memory" in container["resources"]["limits"]
-
-
-def test_topology_runs_in_one_confined_pod_with_a_command_a_file_and_settings_that_it_knows(tmp_path: Path) -> None:
-    deployment = the("Deployment", "ringproxy-topology")["spec"]
-    assert deployment["replicas"] == 1
-    spec = deployment["template"]["spec"]
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    (container,) = spec["containers"]
-    assert container["image"] == f"ringproxy:{PROJECT['version']}"
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert container["resources"]["limits"].keys() == {"memory"}
-
-    options = parser().parse_args(container["args"])
-    folder, file = options.file.parent, options.file.name
-    assert options.watch
-    assert str(folder) in {mount["mountPath"] for mount in container["volumeMounts"]}
-    made = tmp_path / file
-    made.write_text(the("ConfigMap", "ringproxy-topology")["data"][file])
-    (exchange,) = load(made)
-    assert exchange.per_node == 2
-
-    environment = {each["name"]: each["value"] for each in container["env"]}
-    secret = tmp_path / "secret"
-    secret.write_text("from-a-file\n")
-    files = {name: str(secret) for name in environment if name.endswith("_FILE")}
-    settings = load_settings(None, environment | files, {})
-    assert settings.default_vhost == exchange.vhost
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    for probe in ("livenessProbe", "readinessProbe"):
-        assert ports[container[probe]["httpGet"]["port"]] == settings.admin_listen.port
 
 
 def test_the_pod_waits_longer_than_the_proxy_drains(pod: dict[str, Any], settings: Settings) -> None:
@@ -373,17 +343,12 @@ def test_the_application_publishes_where_the_proxy_listens(pod: dict[str, Any], 
     assert f"http://{settings.http_listen}/v1/exchanges/orders/publish" in application["args"][0]
 
 
-def test_prometheus_finds_the_metrics_either_way(sidecar: dict[str, Any], settings: Settings) -> None:
-    template = the("Deployment", "orders")["spec"]["template"]["metadata"]
-    assert template["annotations"] == {
+def test_a_prometheus_that_reads_annotations_finds_the_metrics(deployment: Manifest, settings: Settings) -> None:
+    assert deployment["spec"]["template"]["metadata"]["annotations"] == {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(settings.admin_listen.port),
         "prometheus.io/path": "/metrics",
     }
-    monitor = the("PodMonitor")["spec"]
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    assert monitor["selector"]["matchLabels"].items() <= template["labels"].items()
-    assert endpoint == {"port": sidecar["ports"][0]["name"], "path": "/metrics"}
 
 
 def test_the_spark_application_runs_a_command_that_the_pipeline_has() -> None:
@@ -411,7 +376,7 @@ def test_the_spark_application_is_the_image_of_its_dockerfile() -> None:
     (user,) = re.findall(r"^USER (\d+):\1$", dockerfile, re.MULTILINE)
     for part in (spec["driver"], spec["executor"]):
         assert part["securityContext"]["runAsUser"] == int(user)
-        assert part["envFrom"] == [{"secretRef": {"name": the("Secret", "ringproxy-usage")["metadata"]["name"]}}]
+        assert part["envFrom"] == [{"secretRef": {"name": the("Secret")["metadata"]["name"]}}]
 
 
 def test_spark_and_hadoop_are_everywhere_of_the_pinned_version() -> None:

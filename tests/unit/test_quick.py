@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ("tests/unit/test_docs.py", {"tests/unit/test_docs.py"}),
         ("tests/unit/test_that_was_deleted.py", set()),
         ("docs/index.md", {"tests/unit/test_docs.py"}),
-        ("deploy/sidecar.yaml", {"tests/unit/test_deploy.py"}),
+        ("deploy/hpa.yaml", {"tests/unit/test_deploy.py"}),
         ("pipeline/data/tables.py", set()),
         ("testbed/quick.py", {"tests/unit/test_quick.py"}),
         ("testbed/demo/race.py", set()),

@@ -1,0 +1,52 @@
+{{/* The regular expression for a pattern of a setting's list: its exchanges' names, without anchors. */}}
+{{- define "ringproxy.rights.names" -}}
+{{- $name := last (splitList "/" .) | replace "?" "%3F" | printf "x://h/%s" | urlParse -}}
+{{- trimPrefix "/" $name.path | regexQuoteMeta | replace "\\*" ".*" | replace "\\?" "." -}}
+{{- end -}}
+
+{{/* The virtual host of a pattern; empty for a pattern of every virtual host. */}}
+{{- define "ringproxy.rights.vhost" -}}
+{{- if contains "/" . }}{{ trimPrefix "/" (first (splitList "/" .) | printf "x://h/%s" | urlParse).path }}{{ end -}}
+{{- end -}}
+
+{{/* The regular expression of several, anchored. */}}
+{{- define "ringproxy.rights.any" -}}
+{{- if eq (len .) 0 }}^${{ else if eq (len .) 1 }}^{{ first . }}${{ else }}^({{ join "|" . }})${{ end -}}
+{{- end -}}
+
+{{/*
+The commands that give the users of one virtual host their rights. The arguments are `settings` and `vhost`, and what
+each line is for stands in docs/how-to/secure.md, docs/reference/access.md and docs/how-to/consume-with-a-group.md.
+*/}}
+{{- define "ringproxy.rights" -}}
+{{- $vhost := .vhost -}}
+{{- $lists := dict -}}
+{{- range $setting := list "route" "shadow" "pass" "groups" -}}
+  {{- $found := list -}}
+  {{- range index $.settings $setting | default (ternary (list "*") list (eq $setting "route")) -}}
+    {{- if has (include "ringproxy.rights.vhost" .) (list "" $vhost) }}{{ $found = append $found (include "ringproxy.rights.names" .) }}{{ end -}}
+  {{- end -}}
+  {{- $_ := set $lists $setting $found -}}
+{{- end -}}
+{{- $exchanges := concat $lists.route $lists.shadow $lists.pass $lists.groups | uniq -}}
+{{- $publish := list "amq\\.default" -}}
+{{- range $exchanges }}{{ $publish = concat $publish (list . (printf "%s\\.lane\\..*" .)) }}{{ end -}}
+{{- $of_groups := list -}}
+{{- range $lists.groups }}{{ $of_groups = append $of_groups (printf "%s\\.group(\\..*)?" .) }}{{ end -}}
+{{- $own := $of_groups -}}
+{{- if and .settings.journal_stream (eq $vhost .default) }}{{ $own = append $own (regexQuoteMeta .settings.journal_stream) }}{{ end -}}
+{{- $write := concat $publish $of_groups -}}
+{{- if and .settings.groups_dead_letter $lists.groups }}{{ $write = append $write (regexQuoteMeta .settings.groups_dead_letter) }}{{ end -}}
+{{- $for := printf "  rabbitmqctl set_permissions -p %s" (squote $vhost) -}}
+{{- printf "%s %s '%s' '%s' '%s'\n" $for .writer (include "ringproxy.rights.any" $own) (include "ringproxy.rights.any" $write) (include "ringproxy.rights.any" $of_groups) -}}
+{{- if ne .reader .writer }}{{ printf "%s %s '^$' '^$' '^$'\n" $for .reader }}{{ end -}}
+{{- printf "%s PUBLISHER '^$' '%s' '^$'\n" $for (include "ringproxy.rights.any" $publish) -}}
+{{- if $lists.groups -}}
+  {{- $read := list -}}
+  {{- range $lists.groups }}{{ $read = append $read (printf "%s(\\.[0-9]+)?" .) }}{{ end -}}
+  {{- printf "%s CONSUMER '^$' '^$' '%s'\n" $for (include "ringproxy.rights.any" $read) -}}
+  {{- $orders := list -}}
+  {{- range $lists.groups }}{{ $orders = append $orders (printf "%s\\.group\\.(operators|pauses)" .) }}{{ end -}}
+  {{- range .settings.groups_operators }}{{ printf "%s %s '^$' '%s' '^$'\n" $for . (include "ringproxy.rights.any" $orders) }}{{ end -}}
+{{- end -}}
+{{- end -}}
