@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import textwrap
 import tomllib
@@ -342,7 +343,7 @@ def test_a_job_of_another_file_has_another_name(values: Path) -> None:
 def test_the_notes_print_the_rights_that_each_user_needs(values: Path) -> None:
     said = notes(values, VALUES)
     commands = re.findall(r"^  (rabbitmqctl .*|ring-proxy .*)$", said, re.MULTILINE)
-    shop, root = "rabbitmqctl set_permissions -p 'shop'", "rabbitmqctl set_permissions -p '/'"
+    shop, root = "rabbitmqctl set_permissions -p shop", "rabbitmqctl set_permissions -p /"
     publish = r"amq\.default|orders|orders\.lane\..*|events\..*|events\..*\.lane\..*"
     assert commands == [
         "rabbitmqctl set_user_tags orders-reader management",
@@ -358,6 +359,20 @@ def test_the_notes_print_the_rights_that_each_user_needs(values: Path) -> None:
         "ring-proxy topology plan topology.toml",
     ]
     assert "settings.route is *" not in said
+
+
+def test_names_in_the_notes_are_those_behind_the_encoding_of_urls_and_fit_a_shell(values: Path) -> None:
+    settings = {
+        "broker_url": "amqp://o%27brien@rabbit/a%20b",
+        "management_url": ["http://r%2Fo@rabbit:15672"],
+        "route": ["c%2Fd", "e.?"],
+    }
+    said = notes(values, {"settings": settings, "secrets": VALUES["secrets"]})
+    writer, reader, publisher = (shlex.split(each)[2:] for each in re.findall("rabbitmqctl set_perm.*", said))
+    write = r"^(amq\.default|c/d|c/d\.lane\..*|e\..|e\..\.lane\..*)$"
+    assert writer == ["-p", "a b", "o'brien", "^$", write, "^$"]
+    assert reader == ["-p", "a b", "r/o", "^$", "^$", "^$"]
+    assert publisher == ["-p", "a b", "PUBLISHER", "^$", write, "^$"]
 
 
 def test_the_notes_advise_against_rights_on_every_exchange(values: Path) -> None:

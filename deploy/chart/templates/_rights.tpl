@@ -6,7 +6,17 @@
 
 {{/* The virtual host of a pattern; empty for a pattern of every virtual host. */}}
 {{- define "ringproxy.rights.vhost" -}}
-{{- if contains "/" . }}{{ trimPrefix "/" (first (splitList "/" .) | printf "x://h/%s" | urlParse).path }}{{ end -}}
+{{- if contains "/" . }}{{ include "ringproxy.rights.decoded" (first (splitList "/" .)) }}{{ end -}}
+{{- end -}}
+
+{{/* A part of a URL, without its percent-encoding. */}}
+{{- define "ringproxy.rights.decoded" -}}
+{{- trimPrefix "/" (printf "x://h/%s" . | urlParse).path -}}
+{{- end -}}
+
+{{/* A word for a shell, in quotes where it needs them. */}}
+{{- define "ringproxy.rights.word" -}}
+{{- if regexMatch "^[-._/a-zA-Z0-9]+$" . }}{{ . }}{{ else }}'{{ replace "'" "'\\''" . }}'{{ end -}}
 {{- end -}}
 
 {{/* The regular expression of several, anchored. */}}
@@ -37,7 +47,7 @@ each line is for stands in docs/how-to/secure.md, docs/reference/access.md and d
 {{- if and .settings.journal_stream (eq $vhost .default) }}{{ $own = append $own (regexQuoteMeta .settings.journal_stream) }}{{ end -}}
 {{- $write := concat $publish $of_groups -}}
 {{- if and .settings.groups_dead_letter $lists.groups }}{{ $write = append $write (regexQuoteMeta .settings.groups_dead_letter) }}{{ end -}}
-{{- $for := printf "  rabbitmqctl set_permissions -p %s" (squote $vhost) -}}
+{{- $for := printf "  rabbitmqctl set_permissions -p %s" (include "ringproxy.rights.word" $vhost) -}}
 {{- printf "%s %s '%s' '%s' '%s'\n" $for .writer (include "ringproxy.rights.any" $own) (include "ringproxy.rights.any" $write) (include "ringproxy.rights.any" $of_groups) -}}
 {{- if ne .reader .writer }}{{ printf "%s %s '^$' '^$' '^$'\n" $for .reader }}{{ end -}}
 {{- printf "%s PUBLISHER '^$' '%s' '^$'\n" $for (include "ringproxy.rights.any" $publish) -}}
@@ -47,6 +57,6 @@ each line is for stands in docs/how-to/secure.md, docs/reference/access.md and d
   {{- printf "%s CONSUMER '^$' '^$' '%s'\n" $for (include "ringproxy.rights.any" $read) -}}
   {{- $orders := list -}}
   {{- range $lists.groups }}{{ $orders = append $orders (printf "%s\\.group\\.(operators|pauses)" .) }}{{ end -}}
-  {{- range .settings.groups_operators }}{{ printf "%s %s '^$' '%s' '^$'\n" $for . (include "ringproxy.rights.any" $orders) }}{{ end -}}
+  {{- range .settings.groups_operators }}{{ printf "%s %s '^$' '%s' '^$'\n" $for (include "ringproxy.rights.word" .) (include "ringproxy.rights.any" $orders) }}{{ end -}}
 {{- end -}}
 {{- end -}}
