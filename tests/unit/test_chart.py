@@ -507,12 +507,24 @@ def blocks() -> dict[str, str]:
 def test_the_values_and_the_kustomization_of_the_page_are_taken(tmp_path: Path) -> None:
     (tmp_path / "ringproxy.yaml").write_text(blocks()["ringproxy.yaml"])
     made = documents(output("helm", "template", "ringproxy", CHART, "--values", tmp_path / "ringproxy.yaml"))
-    assert [each["kind"] for each in made] == ["NetworkPolicy", "ConfigMap", "PodMonitor"]
+    assert [each["kind"] for each in made] == ["ConfigMap", "PodMonitor"]
     shutil.copytree(COMPONENT, tmp_path / "ringproxy/deploy/component")
     (tmp_path / "deployments.yaml").write_text(yaml.safe_dump_all(workload(number) for number in (0, 1)))
     without, added = kustomized(tmp_path, **yaml.safe_load(blocks()["kustomization.yaml"]))
     assert "ringproxy" not in without
     assert f"image: registry.example.com/ringproxy:{VERSION}" in added
+
+
+DEPLOYMENT = """apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: orders
+spec:
+  selector:
+    matchLabels:
+      ringproxy: "true"
+"""
+"""The beginning of an application's template."""
 
 
 @pytest.fixture
@@ -523,7 +535,11 @@ def chart_of_an_application(tmp_path: Path) -> Path:
     (chart / "templates").mkdir(parents=True)
     (chart / "Chart.yaml").write_text("apiVersion: v2\nname: orders\nversion: 1.0.0\n" + blocks()["Chart.yaml"])
     (chart / "values.yaml").write_text(blocks()["values.yaml"])
-    (chart / "templates/deployment.yaml").write_text(blocks()["templates/deployment.yaml"])
+    own = '      containers:\n        - {name: orders, image: "registry.example.com/orders:1"}\n'
+    template_ = textwrap.indent(blocks()["templates/deployment.yaml"], "  ")
+    (chart / "templates/deployment.yaml").write_text(
+        DEPLOYMENT + template_.replace("      volumes:\n", f"{own}      volumes:\n")
+    )
     output("helm", "dependency", "update", chart)
     return chart
 
@@ -540,7 +556,7 @@ def test_a_chart_that_includes_the_templates_has_the_sidecar_of_the_component(ch
         key: plain[key] for key in plain.keys() - changed
     }
     assert sidecar["image"] == f"registry.example.com/ringproxy:{VERSION}"
-    assert template_["metadata"]["labels"] == {"app.kubernetes.io/name": "orders", "ringproxy": "true"}
+    assert template_["metadata"]["labels"] == {"ringproxy": "true"}
     config, secrets, rings = template_["spec"]["volumes"]
     assert config == {"name": "ringproxy-config", "configMap": {"name": "ringproxy"}}
     assert secrets == {"name": "ringproxy-secrets", "secret": {"secretName": "ringproxy"}}
