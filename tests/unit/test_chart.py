@@ -21,7 +21,20 @@ from proxy.process import memory
 from proxy.settings.config import Settings
 from proxy.settings.sources import load_settings
 from proxy.shards.document import load
-from tests.unit.manifests import CHART, COMPONENT, ROOT, VERSIONS, Manifest, check, documents, example, one, output, run
+from tests.unit.manifests import (
+    CHART,
+    COMPONENT,
+    ROOT,
+    VERSIONS,
+    Manifest,
+    check,
+    check_operators,
+    documents,
+    example,
+    one,
+    output,
+    run,
+)
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
@@ -136,7 +149,7 @@ def test_helm_has_nothing_to_say_about_the_chart() -> None:
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 @pytest.mark.parametrize("ports", ["open", "closed"])
 def test_all_that_the_chart_makes_is_valid(kind: str, ports: str, version: str, values: Path) -> None:
-    """All but the Prometheus operator's kinds, which have tests of their own: no schema of those is at hand."""
+    """All but the Prometheus operator's kinds, which do not depend on the version of Kubernetes."""
     given = merged(VALUES, {"topology": {"kind": kind}, "networkPolicy": {"otherPorts": ports}})
     made = template(values, given, "--kube-version", version)
     kinds = sorted(each["kind"] for each in made)
@@ -149,6 +162,14 @@ def test_all_that_the_chart_makes_is_valid(kind: str, ports: str, version: str, 
     for manifest in made:
         if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
             check(manifest, version)
+
+
+def test_what_is_for_the_prometheus_operator_is_valid(values: Path) -> None:
+    made = [each for each in template(values, VALUES) if each["apiVersion"].startswith("monitoring.coreos.com/")]
+    assert sorted(each["kind"] for each in made) == ["PodMonitor", "PrometheusRule"]
+    assert check_operators(made) == []
+    one(made, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"] = 15681
+    assert check_operators(made) == ["PodMonitor: data/spec/podMetricsEndpoints/0/port must be string"]
 
 
 def test_a_kubernetes_without_native_sidecars_is_refused(values: Path) -> None:

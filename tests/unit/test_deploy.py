@@ -24,7 +24,7 @@ from proxy.session.sockets import BUFFER
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.settings.sources import ENVIRONMENT_PREFIX, load_settings
-from tests.unit.manifests import COMPONENT, VERSIONS, Manifest, check, documents, example, one
+from tests.unit.manifests import COMPONENT, VERSIONS, Manifest, check, check_operators, documents, example, one
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -145,7 +145,7 @@ def test_the_image_gets_the_packages_that_are_tested_and_none_for_development() 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_manifests_are_valid(version: str) -> None:
-    """All but the operators' own kinds: no schema of those is at hand."""
+    """All but the operators' own kinds: of SparkApplication no schema is at hand."""
     files = [str(file.relative_to(ROOT)) for file in MANIFESTS]
     said = output("kubernetes-validate", "--strict", "--kubernetes-version", version, *files).splitlines()
     assert said == [
@@ -199,6 +199,10 @@ def test_keda_asks_the_sidecars_that_publish_by_a_name_of_theirs(settings: Setti
     HostNames(settings.admin_listen).check(make_mocked_request("GET", url.path, {"Host": url.host}))
     assert Patterns(settings.route).match(*url.path.split("/")[2:])
     assert all(isinstance(value, str) for value in asked["metadata"].values())
+
+
+def test_what_is_for_keda_is_valid() -> None:
+    assert check_operators([the("ScaledObject")]) == []
 
 
 def test_both_scalers_have_the_same_program_and_limits() -> None:
