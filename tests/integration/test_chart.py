@@ -1,4 +1,4 @@
-"""What the Helm chart makes, at work: topology's Job, the rights of the notes, and a sidecar with the chart's file."""
+"""The Helm chart's output at work: topology's Job, the rights of the notes, and a sidecar with the chart's file."""
 
 import os
 import re
