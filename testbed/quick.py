@@ -35,6 +35,8 @@ def selected(path: PurePath, root: Path) -> set[str]:
     """Return the test files and folders for one path of the repository at `root`."""
     if path.parts[:2] == ("tests", "unit"):
         own = path if path.name.startswith("test_") else path.parent
+    elif path.parts[0] == "deploy":
+        return {f"tests/unit/test_{name}.py" for name in ("chart", "deploy", "service")}
     elif path.suffix != ".py":
         return BY_SUFFIX.get(path.suffix, set())
     elif path.parts[0] not in ("ring", "proxy", "bench", "testbed"):

@@ -178,6 +178,13 @@ def test_a_kubernetes_without_native_sidecars_is_refused(values: Path) -> None:
     assert "chart requires kubeVersion: >=1.29.0-0" in done.stderr
 
 
+def test_a_packaged_chart_has_the_files_that_are_links_here(values: Path, tmp_path: Path) -> None:
+    output("helm", "package", CHART, "--destination", tmp_path)
+    values.write_text(yaml.safe_dump(VALUES))
+    packaged = output("helm", "template", "ringproxy", tmp_path / f"ringproxy-{VERSION}.tgz", "--values", values)
+    assert documents(packaged) == template(values, VALUES)
+
+
 def test_the_chart_is_of_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
@@ -353,11 +360,22 @@ def test_topology_runs_in_one_confined_pod_with_a_command_a_file_and_settings_th
             assert ports[container[probe]["httpGet"]["port"]] == settings.admin_listen.port
 
 
-def test_a_job_of_another_file_has_another_name(values: Path) -> None:
-    files = ['[[exchange]]\nname = "orders"\n', '[[exchange]]\nname = "audit"\n']
-    jobs = [merged(VALUES, {"topology": {"kind": "Job", "file": file}}) for file in (*files, files[0])]
-    first, second, third = (one(template(values, given), "Job")["metadata"]["name"] for given in jobs)
-    assert first == third != second
+def test_a_job_that_differs_has_another_name(values: Path) -> None:
+    """Kubernetes refuses to change a Job's pod. A new password is in the Secret only."""
+
+    def job(**more: Any) -> Manifest:
+        return one(template(values, merged(VALUES, {"topology": {"kind": "Job"} | more})), "Job")
+
+    jobs = [
+        job(),
+        job(secrets={"password": "four"}),
+        job(file='[[exchange]]\nname = "audit"\n'),
+        job(resources={"limits": {"memory": "1Gi"}}),
+    ]
+    first, renewed, *others = (each["metadata"].pop("name") for each in jobs)
+    assert first == renewed
+    assert jobs[0] == jobs[1]
+    assert len({first, *others}) == 3
     assert re.fullmatch(r"ringproxy-topology-[0-9a-f]{8}", first)
 
 
@@ -407,8 +425,8 @@ def test_the_notes_of_a_release_of_another_name_say_what_the_component_needs(val
     values.write_text(yaml.safe_dump(VALUES))
     shown = output("helm", "install", "shop", CHART, "--values", values, "--dry-run=client")
     assert "name: shop-ringproxy\n" in shown
-    assert "install the release as ringproxy, or patch the volumes" in shown
-    assert "install the release as ringproxy" not in notes(values, VALUES)
+    assert "name them so, or patch the volumes" in shown
+    assert "name them so" not in notes(values, VALUES)
 
 
 # The component.
