@@ -1,0 +1,1 @@
+"""The Grafana dashboards in deploy/grafana: `make dashboards` writes them from these modules."""
