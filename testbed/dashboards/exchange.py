@@ -214,7 +214,10 @@ def _publishes() -> list[Panel]:
         graph(
             "Into the exchange itself",
             "Messages a second that go into the exchange, as the broker counts them; a ring's are not among them.",
-            Query(f"max(rate({_of('ringproxy_exchange_publish_in_total')}[$__rate_interval]))", "by anyone"),
+            Query(
+                or_zero(f"max(rate({_of('ringproxy_exchange_publish_in_total')}[$__rate_interval]))", _KNOWN),
+                "by anyone",
+            ),
             Query(
                 or_zero(f"sum(rate({_of('ringproxy_passed_total')}[$__rate_interval]))", _KNOWN), "passed by sidecars"
             ),
