@@ -21,7 +21,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo try pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups fuzz check lock clean
+.PHONY: help demo try pipeline-demo docs wheel quick test unit integration test-second test-all checked-and-compiled prepared coverage bench chaos chaos-groups fuzz check dashboards lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -105,6 +105,9 @@ wheel: $(INSTALLED) ## Make a compiled wheel for this version of Python and this
 docs: $(INSTALLED) ## Build the documents as a site in build/site; a broken link fails it
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
+
+dashboards: $(INSTALLED) ## Write the Grafana dashboards of deploy/grafana from testbed/dashboards
+	.venv/bin/python -m testbed.dashboards
 
 lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyproject.toml allows
 	.venv/bin/python -m venv .venv/uv

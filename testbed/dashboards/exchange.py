@@ -254,7 +254,7 @@ def _ring() -> list[Panel]:
     """Return how the ring changed."""
     return [
         graph(
-            "Destinations",
+            "Destinations over time",
             "Queues or lanes on the ring: a step is a queue that came or left.",
             Query(f"max({_of('ringproxy_ring_destinations')})", "the most that a sidecar sees"),
             Query(f"min({_of('ringproxy_ring_destinations')})", "the fewest"),

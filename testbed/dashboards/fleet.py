@@ -359,7 +359,7 @@ def _traffic() -> list[Panel]:
         ),
         graph(
             "Passed to the exchange itself",
-            "Publishes a second that RabbitMQ hashes, by reason: type is normal, shadow is during a migration.",
+            "Publishes a second, by reason: type is normal, no_ring of an upstream exchange, shadow in a migration.",
             Query(f"sum by (reason) (rate({_of('ringproxy_passed_total')}[$__rate_interval]))", "{{reason}}"),
             unit="mps",
             none="nothing was passed",

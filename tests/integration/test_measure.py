@@ -1,6 +1,8 @@
 """The commands of docs/how-to/measure.md: the scrape, the rule for the operator, and the load on a sidecar."""
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,25 @@ def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
     yield made
     made.delete()
     api.ask("DELETE", "users", ADMIN[0])
+
+
+def test_the_dashboards_become_config_maps(tmp_path: Path) -> None:
+    (make,) = MEASURE["Import the dashboards"]
+    shutil.copytree(ROOT / "deploy/grafana", tmp_path / "deploy/grafana")
+    make = make.replace("repository=https://git.example.com/ringproxy", "repository=https://code.example.org/r")
+    kubectl = ensure_package("kubernetes-client", "kubectl").parent
+    Shell({"PATH": f"{kubectl}:/usr/bin:/bin"})(f"cd {tmp_path}\n{make}")
+    made = [each for each in yaml.safe_load_all((tmp_path / "dashboards.yaml").read_text()) if each]
+    assert [each["metadata"]["name"] for each in made] == [
+        f"ringproxy-{name}" for name in ("fleet", "exchange", "group")
+    ]
+    for each in made:
+        assert (each["kind"], each["metadata"]["labels"]) == ("ConfigMap", {"grafana_dashboard": "1"})
+        ((name, text),) = each["data"].items()
+        original = (ROOT / "deploy/grafana" / name.removeprefix("ringproxy-")).read_text()
+        assert json.loads(text) == json.loads(original.replace("git.example.com/ringproxy", "code.example.org/r"))
+        # `kubectl apply` keeps the whole object in an annotation, which may have 256 KiB.
+        assert len(json.dumps(each)) < 200_000
 
 
 def test_the_load(start_sidecar: StartSidecar, broker: Broker, login: Login, shop: VirtualHost, tmp_path: Path) -> None:
