@@ -25,7 +25,7 @@ _SHRINKS = f"({_each('consume_rate')} - {_each('publish_rate')} > 0)"
 _TIME_TO_EMPTY = (
     f"max({_each('ready')} / {_SHRINKS} or {_each('ready')} == 0) unless count({_each('ready')} > 0 unless {_SHRINKS})"
 )
-"""Of the shard that is empty last, as no member helps with another's; nothing while one of them does not get empty."""
+"""The time of the shard that is empty last: no member helps with another's. Nothing while one does not get empty."""
 
 
 def _rate(counter: str) -> str:

@@ -35,7 +35,7 @@ OF_ANOTHER = {
     "Publishes that did not arrive": "nowhere",
     "annotation Alerts": "dead.ends",
 }
-"""What orders does not fill, and the exchange that does."""
+"""Panels that orders does not fill, and the exchange that does."""
 
 EXPECTED = {
     ("fleet", "Sidecars"): 3,
@@ -56,7 +56,7 @@ EXPECTED = {
     ("group", "Exact"): 1,
     ("group", "Prefetches"): 1,
 }
-"""What some panels must come to show."""
+"""Numbers that some panels must come to show."""
 
 WITHIN = 60.0
 """Seconds in which all panels must have been filled: many times a scrape, a rule, and the broker's statistics."""
@@ -138,7 +138,7 @@ def fleet(
         for wire in wires[:2]:
             join(wire, 1)
         wires[2].channel(1)
-        # What publishes ends after what works, so that nobody waits for a message in vain.
+        # Publishers end after workers, so that nobody waits for a message in vain.
         stack.enter_context(publishing(wires[2], "orders", "key {}"))
         for exchange in ("orders", "shadowed"):
             step = partial(publish_slowly, second, exchange, vhost, numbers)
