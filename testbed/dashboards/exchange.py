@@ -101,7 +101,7 @@ def _wrong() -> list[Panel]:
             bad=0.05,
             unit="percentunit",
             alert="RingproxyNativePublishers",
-            none="this Prometheus does not have the rules of deploy/alerts.yaml",
+            none="deploy/alerts.yaml is not loaded",
         ),
         tile(
             "Named, and absent",

@@ -90,8 +90,14 @@ def tile(
         .graph_mode(BigValueGraphMode.NONE)
         .with_target(_query(Query(expression, "")).instant())
     )
+    # Without a number a tile would have the colour of its lowest step, which is green.
+    nothing = models.ValueMappingResult(none, "#808080")
+    mappings: list[models.ValueMapping] = [
+        models.SpecialValueMap(models.DashboardSpecialValueMapOptions(models.SpecialValueMatch.NULL_AND_NAN, nothing))
+    ]
     if words:
-        panel.mappings([models.ValueMap({str(n): models.ValueMappingResult(word) for n, word in words.items()})])
+        mappings.append(models.ValueMap({str(n): models.ValueMappingResult(word) for n, word in words.items()}))
+    panel.mappings(mappings)
     return _described(panel, title, text, none, alert).span(3).height(4)
 
 
