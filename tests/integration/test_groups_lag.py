@@ -20,15 +20,15 @@ from tests.integration.wire_client import Client
 
 MANIFEST = Path(__file__).parents[2] / "deploy" / "scaledobject.yaml"
 SCALED = next(each for each in yaml.safe_load_all(MANIFEST.read_text()) if each["kind"] == "ScaledObject")
-(TRIGGER,) = SCALED["spec"]["triggers"]
+COMES_IN, WAITS = SCALED["spec"]["triggers"]
 
 
-def scaled_by(sidecar: Sidecar, vhost: VirtualHost) -> Any:
-    """Return the value that the manifest's trigger finds in a sidecar's answer."""
-    path = urlsplit(TRIGGER["metadata"]["url"]).path.replace("/shop/", f"/{quote(vhost.name, safe='')}/")
+def scaled_by(sidecar: Sidecar, vhost: VirtualHost, trigger: Any = WAITS) -> Any:
+    """Return the value that a trigger of the manifest finds in a sidecar's answer."""
+    path = urlsplit(trigger["metadata"]["url"]).path.replace("/shop/", f"/{quote(vhost.name, safe='')}/")
     answer = sidecar.admin(path)
     assert answer.status == 200, answer.text
-    return reduce(lambda found, field: found[field], TRIGGER["metadata"]["valueLocation"].split("."), answer.json)
+    return reduce(lambda found, field: found[field], trigger["metadata"]["valueLocation"].split("."), answer.json)
 
 
 def lag_of(sidecar: Sidecar, vhost: VirtualHost) -> Any:
@@ -90,7 +90,7 @@ def test_the_rates_are_the_brokers(start_sidecar: StartSidecar, vhost: VirtualHo
                 wire.publish(1, "orders", key, data)
             wire.tell(2, Basic.Ack(deliveries(wire, 2, 10)[-1].number, True))
             lag = lag_of(sidecar, vhost)["lag"]
-            return bool(lag["publish_rate"] and lag["consume_rate"])
+            return bool(lag["publish_rate"] and lag["consume_rate"] and scaled_by(sidecar, vhost, COMES_IN))
 
         wait_until("rates", flows)
         wire.goodbye()

@@ -100,20 +100,25 @@ def test_the_rule_of_the_runbook_on_rabbitmqs_own_metrics_fires_as_it_should(tmp
     assert "SUCCESS" in promtool("test", "rules", tmp_path / "cases.yaml")
 
 
-def test_the_adapters_query_counts_a_shard_once_of_which_two_sidecars_tell(tmp_path: Path) -> None:
+def test_the_adapters_queries_count_a_shard_once_of_which_two_sidecars_tell(tmp_path: Path) -> None:
     config, _ = yaml.safe_load_all((ROOT / "deploy/hpa.yaml").read_text())
-    (rule,) = yaml.safe_load(config["data"]["config.yaml"])["externalRules"]
-    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'vhost="shop",exchange="orders"')
+    rules = yaml.safe_load(config["data"]["config.yaml"])["externalRules"]
+    waits, comes_in = (
+        rule["metricsQuery"].replace("<<.LabelMatchers>>", 'vhost="shop",exchange="orders"') for rule in rules
+    )
     series = 'ringproxy_group_shard_%s{instance="%s", vhost="shop", exchange="%s", shard="orders.%s"}'
     told = [("a", "orders", 1), ("b", "orders", 1), ("b", "orders", 2), ("a", "other", 3)]
     case = {
         "interval": "1m",
         "input_series": [
             {"series": series % (what, *where), "values": values}
-            for what, values in (("ready", "70x5"), ("unacked", "3x5"))
+            for what, values in (("ready", "70x5"), ("unacked", "3x5"), ("publish_rate", "8x5"))
             for where in told
         ],
-        "promql_expr_test": [{"expr": query, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": 146}]}],
+        "promql_expr_test": [
+            {"expr": query, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for query, value in ((waits, 146), (comes_in, 16))
+        ],
     }
     (tmp_path / "cases.yaml").write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
     assert "SUCCESS" in promtool("test", "rules", tmp_path / "cases.yaml")
