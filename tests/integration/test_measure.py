@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testbed.broker import Broker
 from testbed.debian import ensure_package
