@@ -192,13 +192,13 @@ def test_keda_asks_the_sidecars_that_publish_by_a_name_of_theirs(settings: Setti
     service, template = the("Service")["spec"], deployment["spec"]["template"]
     assert service["selector"].items() <= template["metadata"]["labels"].items()
     (port,) = service["ports"]
-    (asked,) = the("ScaledObject")["spec"]["triggers"]
-    url = URL(asked["metadata"]["url"])
-    assert url.port == port["port"] == settings.admin_listen.port
-    assert url.host == f"{the('Service')['metadata']['name']}.default.svc"
-    HostNames(settings.admin_listen).check(make_mocked_request("GET", url.path, {"Host": url.host}))
-    assert Patterns(settings.route).match(*url.path.split("/")[2:])
-    assert all(isinstance(value, str) for value in asked["metadata"].values())
+    for asked in the("ScaledObject")["spec"]["triggers"]:
+        url = URL(asked["metadata"]["url"])
+        assert url.port == port["port"] == settings.admin_listen.port
+        assert url.host == f"{the('Service')['metadata']['name']}.default.svc"
+        HostNames(settings.admin_listen).check(make_mocked_request("GET", url.path, {"Host": url.host}))
+        assert Patterns(settings.route).match(*url.path.split("/")[2:])
+        assert all(isinstance(value, str) for value in asked["metadata"].values())
 
 
 def test_what_is_for_keda_is_valid() -> None:
@@ -209,10 +209,11 @@ def test_both_scalers_have_the_same_program_and_limits() -> None:
     keda, hpa = the("ScaledObject")["spec"], the("HorizontalPodAutoscaler")["spec"]
     assert keda["scaleTargetRef"]["name"] == hpa["scaleTargetRef"]["name"]
     assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
-    (metric,) = hpa["metrics"]
-    (rule,) = yaml.safe_load(the("ConfigMap")["data"]["config.yaml"])["externalRules"]
-    assert rule["name"]["as"] == metric["external"]["metric"]["name"]
-    assert metric["external"]["target"]["averageValue"] == keda["triggers"][0]["metadata"]["targetValue"]
+    rules = yaml.safe_load(the("ConfigMap")["data"]["config.yaml"])["externalRules"]
+    metrics = [metric["external"] for metric in hpa["metrics"]]
+    assert {rule["name"]["as"] for rule in rules} == {metric["metric"]["name"] for metric in metrics}
+    targets = [trigger["metadata"]["targetValue"] for trigger in keda["triggers"]]
+    assert [metric["target"]["averageValue"] for metric in metrics] == targets
     for behavior in (keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], hpa["behavior"]):
         assert behavior["scaleUp"]["stabilizationWindowSeconds"] > Settings().groups_leave_timeout
 
