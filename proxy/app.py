@@ -43,6 +43,8 @@ from proxy.topology.readings import Readings
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
+from proxy.tracing.tracer import Tracer
+from proxy.tracing.tracing import Tracing
 from ring.compiled import PURE, kind
 from ring.hashing import RING_FORMAT
 
@@ -80,19 +82,25 @@ async def run(settings: Settings) -> None:
         reader = _reader(settings, api, router, selection)
         named_exchanges = named([*settings.route, *settings.shadow, *settings.groups], settings.default_vhost)
         scheduler = Scheduler(reader, router, interval=settings.sync_interval, named=named_exchanges)
-        journaling = Journaling(settings, files)
+        journaling, tracing = Journaling(settings, files), Tracing(settings)
         brokers = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout)
         publisher = _publisher(settings, brokers, files)
         counts = Counts()
         tables = {
             ingress: RouteTables(
-                router, selection, counter_table, reader.identity.mismatch, scheduler.want, journaling.journal
+                router,
+                selection,
+                counter_table,
+                reader.identity.mismatch,
+                scheduler.want,
+                journaling.journal,
+                tracing.tracer,
             )
             for ingress, counter_table in counts.counter_table.items()
         }
         groups = _groups(settings, files, scheduler, router, api)
         readings = Readings(scheduler, reader.identity, settings.lookup_timeout)
-        listener = _listener(settings, tables["amqp"], readings, brokers, counts, groups, publisher)
+        listener = _listener(settings, tables["amqp"], readings, brokers, counts, groups, publisher, tracing.tracer)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
@@ -106,7 +114,7 @@ async def run(settings: Settings) -> None:
             publisher,
             registry(
                 ProxyCollector(
-                    counts, router, scheduler, reader, publisher, listener, journaling, limits, files, groups
+                    counts, router, scheduler, reader, publisher, listener, journaling, limits, files, groups, tracing
                 )
             ),
             names=HostNames(settings.admin_listen, settings.host_names),
@@ -127,6 +135,7 @@ async def run(settings: Settings) -> None:
             _running(_touching(tables.values())),
             _running(_forgetting(Forgetting(counts, router, reader, lambda: _in_use(tables.values())))),
             journaling.running(),
+            tracing.running(),
             _closed_in_time(publisher),
             _grouping(groups),
             _listening("http", ingress, settings.http_listen, bounds, counts, files.server_tls) as http,
@@ -197,6 +206,7 @@ def _listener(
     counts: Counts,
     groups: "Groups | None",
     publisher: Publisher,
+    tracer: Tracer | None,
 ) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
     attend = None
@@ -206,7 +216,7 @@ def _listener(
 
         exchange, times = settings.groups_dead_letter or "", (settings.lookup_timeout, settings.confirm_timeout)
         dead_letters = DeadLetters(publisher, exchange, *times, groups)
-        attend = Attendants(groups, settings, dead_letters)
+        attend = Attendants(groups, settings, dead_letters, tracer)
     shared = Shared(
         tables,
         readings,

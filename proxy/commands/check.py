@@ -15,6 +15,7 @@ from proxy.settings.files import broker_tls, server_tls
 from proxy.settings.parse import ConfigError
 from proxy.settings.tokens import Access
 from proxy.topology import ring_cache
+from proxy.tracing import tracing
 
 
 def mistakes(settings: Settings) -> list[str]:
@@ -42,6 +43,7 @@ def _checks(settings: Settings) -> list[Callable[[], object]]:
         partial(credentials, "management_password_file", settings.management_url[0], settings.management_password_file),
         settings.with_secrets,
         partial(key_form, settings),
+        partial(tracing.check, settings),
     ]
     if settings.journal_dir is not None:
         checks.append(partial(check_folder, settings.journal_dir))

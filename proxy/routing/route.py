@@ -10,6 +10,7 @@ from proxy.journal.buffer import MESSAGE_ID, Journal, Record
 from proxy.routing.counters import Counters
 from proxy.topology.matching import NO_RING, Matcher
 from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Unread
+from proxy.tracing.tracer import Tracer
 from proxy.wire import content
 from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
 from ring.destination import Destination
@@ -114,6 +115,7 @@ class Route:
         "shadowed",
         "stamp",
         "targets",
+        "tracer",
     )  # fmt: skip
 
     def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
@@ -154,6 +156,8 @@ class Route:
         known = self.known = entry.known if entry else None
         self.journal: Journal | None = None
         """The journal that records its publishes; None without a journal or a ring."""
+        self.tracer: Tracer | None = None
+        """The tracer of its publishes; None where none are traced."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)

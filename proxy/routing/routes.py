@@ -15,6 +15,7 @@ from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
 from proxy.topology.declarations import leads_to
 from proxy.topology.table import NEVER, Entry, Name, PassReason, Router, Unread
+from proxy.tracing.tracer import Tracer
 from ring.destination import Destination
 
 MOST_ROUTES = 10_000
@@ -213,6 +214,7 @@ class RouteTable:
             self.clear()
         if route.known is not None or route.matcher is not None:
             route.journal = self._tables.journal
+        route.tracer = self._tables.tracer
         route.is_behind = exchange in self.behind
         (self.routes if routes is None else routes)[exchange] = route
         return route
@@ -257,6 +259,7 @@ class RouteTables:
         mismatch: Callable[[str | None], str],
         want: Callable[[Name], None],
         journal: Journal | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Take what routes are made from. `want` has an exchange read for which nobody waits.
 
@@ -264,7 +267,7 @@ class RouteTables:
         if it is.
         """
         self.router, self.selection, self.counter_table, self.mismatch = router, selection, counter_table, mismatch
-        self.want, self.journal = want, journal
+        self.want, self.journal, self.tracer = want, journal, tracer
         self._exchanges: list[bytes] = []
         """The exchanges whose rings lead on through exchanges, in the order in which ring ids number them."""
         self._index: dict[bytes, int] = {}

@@ -240,6 +240,12 @@ class Settings:
     journal_max_bytes: int = _setting(
         10 * 1024**3, "compressed size of all files in journal_dir at which further records are dropped"
     )
+    trace_sample: float | None = _setting(
+        None,
+        "share of publishes and of groups' deliveries that begin a trace, from 0 to 1; what belongs to a sampled trace "
+        "is always traced; without the setting nothing is",
+        group="Traces",
+    )
     log_level: LogLevel = _setting(
         "info", "least severe log lines to write: debug, info, warning, error", group="The log"
     )
@@ -258,6 +264,8 @@ class Settings:
         self._check_tls()
         self._check_groups()
         self._check_journal()
+        if self.trace_sample is not None and not 0 <= self.trace_sample <= 1:
+            raise ConfigError(f"trace_sample: {self.trace_sample:g} is not from 0 to 1")
 
     def _check_urls(self) -> None:
         """Check the addresses of the broker and of the management API. Raises ConfigError, which names the setting."""

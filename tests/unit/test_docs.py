@@ -201,11 +201,11 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         listener = Listener(
             Shared(tables, Readings(scheduler, reader.identity, 1), dial, frozenset(), counts.amqp_latency.add, 1), 1
         )
-        settings = Settings(journal_dir=tmp_path)
+        settings = Settings(journal_dir=tmp_path, trace_sample=0.0)
         files, limits = Files(settings), Limits(1, 1)
         journaling = Journaling(settings, files)
         parts = counts, router, scheduler, reader, publisher, listener, journaling, limits, files, None
-        families = list(ProxyCollector(*parts).collect())
+        families = list(ProxyCollector(*parts, Tracing(settings)).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
     assert names == {cell for cell in first_cells(REFERENCE["metrics"]) if cell.startswith("ringproxy_")}

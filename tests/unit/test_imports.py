@@ -22,18 +22,21 @@ ROOMS: dict[str, set[str]] = {
     "proxy.journal": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.topology"),
     },
+    "proxy.tracing": {
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.topology"),
+    },
     "proxy.routing": {
-        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal"),
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.tracing"),
     },
     "proxy.publisher": {"proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.routing"},
     "proxy.groups": {"proxy.settings", "proxy.topology"},
     "proxy.session": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.topology"),
-        *("proxy.republishes", "proxy.journal", "proxy.routing"),
+        *("proxy.republishes", "proxy.journal", "proxy.tracing", "proxy.routing"),
     },
     "proxy.groups.consuming": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
-        *("proxy.publisher", "proxy.groups", "proxy.session"),
+        *("proxy.tracing", "proxy.publisher", "proxy.groups", "proxy.session"),
     },
     "proxy.http.formats": {"ring", "proxy.outcome", "proxy.wire", "proxy.topology"},
     "proxy.http.admission": {
@@ -41,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "proxy.http.sending": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
-        *("proxy.republishes", "proxy.publisher", "proxy.http.formats", "proxy.http.admission"),
+        *("proxy.republishes", "proxy.tracing", "proxy.publisher", "proxy.http.formats", "proxy.http.admission"),
     },
     "proxy.http.endpoints": {
         *("proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
@@ -54,12 +57,22 @@ ROOMS: dict[str, set[str]] = {
     "proxy.http.admin": {
         *("ring", "proxy.outcome", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"),
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
-        "proxy.groups",
+        *("proxy.groups", "proxy.tracing"),
     },
     "proxy.redrive": {
         *("proxy.wire", "proxy.settings", "proxy.process", "proxy.publisher", "proxy.groups.consuming"),
     },
-    "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.groups"},
+    "proxy.commands": {
+        *(
+            "ring",
+            "proxy.settings",
+            "proxy.process",
+            "proxy.topology",
+            "proxy.journal",
+            "proxy.groups",
+            "proxy.tracing",
+        ),
+    },
     "proxy.shards": {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.http", "proxy.http.formats"),
         "proxy.http.admission",
@@ -68,7 +81,7 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.groups", "proxy.groups.consuming"),
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
         *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
-        "proxy.http.admin",
+        *("proxy.http.admin", "proxy.tracing"),
     },
     "proxy.cli": {
         *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.commands", "proxy.shards"),
@@ -90,6 +103,7 @@ IO_MODULES = {
         *("reader", "reading", "readings", "ring_cache", "scheduler", "upstreams"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
+    "proxy.tracing": {"export", "tracing"},
     "proxy.routing": {"forgetting"},
     "proxy.publisher": {"connection", "dial", "pool"},
     "proxy.groups": {"groups", "membership", "onlooker", "pause_log", "report", "running", "shard_readings"},
@@ -295,7 +309,8 @@ def test_io_is_done_where_it_is_said_and_nowhere_else() -> None:
 def test_only_declared_packages_are_imported(package: str) -> None:
     """And nothing of the tests, the testbed or the pipeline; ring needs numpy and mmh3 at most."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split("[^a-z0-9-]", line)[0].replace("-", "_") for line in project["dependencies"]}
+    lines = project["dependencies"] + project["optional-dependencies"]["otel"]
+    declared = {re.split("[^a-z0-9-]", line)[0].partition("-api")[0].replace("-", "_") for line in lines}
     packages = {"numpy", "mmh3", "librt", "mypy_extensions"} if package == "ring" else declared | {"ring", "proxy"}
     allowed = sys.stdlib_module_names | packages | {package}
     modules = {module: imported for module, imported in OURS.items() if top(module) == package}

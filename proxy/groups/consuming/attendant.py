@@ -29,6 +29,7 @@ from proxy.session.connection import Connection
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
 from proxy.topology.lookups import Absent, NotReadable
+from proxy.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,11 @@ LONGEST: Final = 1.0
 class Attendants:
     """The attendants of all sessions of a listener: each session gets its own by a call."""
 
-    def __init__(self, groups: Groups, settings: Settings, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self, groups: Groups, settings: Settings, dead_letters: DeadLetters, tracer: Tracer | None = None
+    ) -> None:
         """Take the groups of this sidecar, and the settings that say which of them are in series, and how."""
+        self.tracer = tracer
         self.groups, self.serial, self.dead_letters = groups, Patterns(settings.groups_in_series), dead_letters
         self.rules = Rules(
             settings.groups_window,
@@ -114,7 +118,7 @@ class GroupAttendant(Attendant):
         self._peer, self._guarded, self._acted = peer, guarded, acted
         timeout = round(self._groups.consumer_timeout * 1000)
         self.interceptor: GroupInterceptor = GroupInterceptor(
-            connection, self._groups.match, timeout, attendants.is_serial, attendants.rules
+            connection, self._groups.match, timeout, attendants.is_serial, attendants.rules, attendants.tracer
         )
         self._actions = GroupActions(self.interceptor, acted)
         self._is_client_lost = False

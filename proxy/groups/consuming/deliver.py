@@ -20,6 +20,8 @@ from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
 from proxy.groups.model import LinkEvent, LinkState
 from proxy.session import closing
 from proxy.session.state import ChannelState
+from proxy.tracing.context import parent_in
+from proxy.tracing.tracer import Tracer
 from proxy.wire import content, table
 from proxy.wire.frames import (
     BASIC_CONSUME,
@@ -365,6 +367,8 @@ def _write(
     number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), g.c.now, held)
     link.delivered += 1
     link.delivered_at = g.c.now
+    if g.tracer is not None:
+        _trace(g.tracer, hidden, link.shard, number, both, data, i, end)
     if frame[at + 8]:
         times = (held.tries if held is not None else 0) or content.times_redelivered(data, i + 7, end - 1)
         # A classic queue does not count. Most messages differ in their headers, such as the ring id, or in their keys.
@@ -380,6 +384,30 @@ def _write(
     out.append(END)
     out.write(channel.header_start)
     out.write(data[i + 3 : end])
+
+
+def _trace(
+    tracer: Tracer, hidden: HiddenChannel, shard: str, number: int, both: bytes, data: bytes, i: int, end: int
+) -> None:
+    """Trace a delivery if it is of the sample: its span ends with the client's answer, or at once without acks.
+
+    `both` has the exchange and the routing key that the client sees, each as a short string.
+    """
+    start, stop = i + 7, end - 1
+    try:
+        _, first, last = content.parts(data, start, stop)
+    except Fault:
+        return  # a header that cannot be read is the client's to refuse
+    parent = parent_in(data, first, last)
+    if not tracer.takes(parent):
+        return
+    member, split = hidden.consumer.member, 1 + both[0]
+    exchange, key = both[1:split].decode(errors="replace"), both[split + 1 :]
+    span = tracer.delivery(member.vhost, member.group, exchange, key, shard, number, data, start, stop, parent)
+    if member.no_ack:
+        span.end("")
+    else:
+        hidden.numbering.spans[number] = span
 
 
 def _look(g: Consuming, consumer: Consumer) -> None:

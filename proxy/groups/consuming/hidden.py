@@ -19,6 +19,7 @@ from proxy.groups.model import Link, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.interceptor import Interceptor
+from proxy.tracing.tracer import Tracer
 from proxy.wire.frames import BASIC_ACK, BASIC_DELIVER, END, MULTIPLE, U32, U64, shorted
 from ring.hashed import HashedValue
 
@@ -152,6 +153,7 @@ class Consuming(Interceptor):
         "retrying",
         "rules",
         "tags",
+        "tracer",
         "untimed",
     )  # fmt: skip
 
@@ -162,6 +164,7 @@ class Consuming(Interceptor):
         consumer_timeout: int = 0,
         is_serial: Callable[[str, str], bool] = _never,
         rules: Rules = Rules(),  # noqa: B008 - it cannot be changed
+        tracer: Tracer | None = None,
     ) -> None:
         """`match` says of a virtual host and a name whether clients may consume from the name as a group.
 
@@ -172,6 +175,8 @@ class Consuming(Interceptor):
         super().__init__()
         self.c, self.match, self.consumer_timeout = connection, match, consumer_timeout
         self.is_serial, self.rules = is_serial, rules
+        self.tracer = tracer
+        """The tracer of deliveries; None where none are traced."""
         self.answered: list[HiddenChannel] = []
         """The channels of links in series that the client has answered messages of in the read that is taken now."""
         self.hands = Hands()

@@ -8,7 +8,7 @@ import time
 from proxy.groups.consuming import retries
 from proxy.groups.consuming.events import Left, LinkChanged, LinkRefused
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
-from proxy.groups.consuming.tags import Numbering, numbering_of
+from proxy.groups.consuming.tags import UNSETTLED, Numbering, TaggedSource, numbering_of
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.wire.frames import (
@@ -221,6 +221,8 @@ def lose_all(g: Consuming) -> list[Member]:
     """Note that the connection to the broker has ended; return the members that have ended with it."""
     members = dict.fromkeys(g.consumers)
     for source in list(g.sources.values()):
+        if isinstance(source, TaggedSource):
+            source.numbering.end_spans(0, source.numbering.last, UNSETTLED)
         if isinstance(source, HiddenChannel) and source.link is not None and source.link.state != LinkState.NONE:
             source.link.enter(LinkEvent.LOST, g.c.now)
             if source.window is not None:
@@ -252,6 +254,7 @@ def drop_channel(g: Consuming, channel: Channel) -> None:
     if numbering is None:
         return
     numbering.forget_tags()
+    numbering.end_spans(0, numbering.last, UNSETTLED)
     if g.sources.get(channel.id) is numbering.own:
         del g.sources[channel.id]
 

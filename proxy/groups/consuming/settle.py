@@ -47,6 +47,10 @@ MOST_AT_ONCE: Final = 4096
 _FEW: Final = 16
 """The most deliveries that go back to the broker behind one answer of the client's."""
 
+REJECTED: Final = "rejected"
+REQUEUED: Final = "requeued"
+"""The errors of spans whose deliveries the client has rejected, or returned."""
+
 _LEAST: Final = 21
 """The number of bytes of a whole frame with basic.ack, basic.nack or basic.reject."""
 
@@ -71,6 +75,8 @@ def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
     if not numbering.started or number <= numbering.base:
         numbering.settle_own(number)
         return None
+    if numbering.spans:
+        numbering.end_spans(number, number, _error(method, requeued))
     delivery = numbering.settle_one(number)
     if delivery is None:
         return _unknown(g, channel, number, method)
@@ -89,6 +95,11 @@ def settle(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
     return answer + _end(g, source)
 
 
+def _error(method: int, requeued: bool) -> str:
+    """Return the error that a delivery's span ends with; empty for an ack."""
+    return "" if method == BASIC_ACK else REQUEUED if requeued else REJECTED
+
+
 def _many(
     g: Consuming, channel: Channel, numbering: Numbering, number: int, method: int, bits: int, requeued: bool
 ) -> bytes | None:
@@ -102,6 +113,8 @@ def _many(
         return None
     if number and number not in numbering.unacked:
         return _unknown(g, channel, number, method)
+    if numbering.spans:
+        numbering.end_spans(0, number or numbering.last, _error(method, requeued))
     answers: list[bytes] = []
     sources: dict[TaggedSource, None] = {}
     in_series: list[Delivery] = []
@@ -363,6 +376,7 @@ def recover(g: Consuming, channel: Channel, method: int, data: bytes, i: int, en
     if numbering is None or channel.state != ChannelState.OPEN or not requeued:
         return None  # the broker refuses a recover without requeue
     frames = data[i:end]
+    numbering.end_spans(0, numbering.last, REQUEUED)
     for source in numbering.recover():
         if isinstance(source, HiddenChannel) and source.window is not None:
             frames += _recover_in_series(g, source)

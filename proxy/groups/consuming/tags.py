@@ -21,6 +21,7 @@ from proxy.groups.consuming.series import Held, Window
 from proxy.groups.model import Link, LinkState
 from proxy.session.channel import Channel
 from proxy.session.merging import Merge, Source
+from proxy.tracing.tracer import Span
 from proxy.wire.frames import BASIC_NACK, BASIC_REJECT, FRAME, METHOD
 
 MOST_UNACKED: Final = 1 << 18
@@ -32,6 +33,9 @@ MOST_OUT_OF_ORDER: Final = 1 << 16
 
 MOST_TAGS: Final = 4096
 """The most ordinary consumers of one session that are remembered. Each takes up to 400 bytes."""
+
+UNSETTLED: Final = "unsettled"
+"""The error of a span whose delivery the broker makes again, since the client's answer did not come or came late."""
 
 _LEAVING: Final = LinkState.LEAVING.value
 
@@ -154,6 +158,7 @@ class Numbering(Merge):
         "prefetch",
         "question",
         "requests",
+        "spans",
         "started",
         "tags",
         "unacked",
@@ -173,6 +178,8 @@ class Numbering(Merge):
         """The last number that is the broker's own delivery tag on the client's channel."""
         self.unacked: dict[int, Delivery] = {}
         """The deliveries above `base` that the client has not settled, by number."""
+        self.spans: dict[int, Span] = {}
+        """The spans of those deliveries that are traced, by number."""
         self._first: Delivery | None = None
         self._final: Delivery | None = None
         # The oldest and the newest of `unacked`.
@@ -312,6 +319,18 @@ class Numbering(Merge):
         """Return the number of a delivery without acks; call it only once members have come."""
         self.last += 1
         return self.last
+
+    def end_spans(self, first: int, last: int, error: str) -> None:
+        """End the spans of all deliveries from one number to another, that the client answers with this error or none.
+
+        An answer to a delivery of a link that has ended does not reach the broker, which delivers the message again.
+        """
+        spans = self.spans
+        numbers = (first,) if first == last else [n for n in spans if first <= n <= last]
+        for number in numbers:
+            if (span := spans.pop(number, None)) is not None:
+                delivery = self.unacked.get(number)
+                span.end(UNSETTLED if delivery is None or delivery.source.ended else error)
 
     def pass_delivery(self, tag: int, *, settled: bool) -> None:
         """Note a delivery of the client's own channel that passes with its tag, while there are no members."""

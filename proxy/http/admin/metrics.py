@@ -28,6 +28,7 @@ from proxy.settings.guesses import KINDS, RESULTS
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import WHATEVER_IS_BOUND, Router
+from proxy.tracing.tracing import Tracing
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
@@ -70,11 +71,13 @@ class ProxyCollector(Collector):
         limits: Limits,
         files: Files,
         groups: "Groups | None",
+        tracing: Tracing,
     ) -> None:
         """Keep the parts that hold the figures; `groups` is None where the setting of that name is empty."""
         self._counts, self._router, self._scheduler, self._reader = counts, router, scheduler, reader
         self._limits, self._files, self._groups = limits, files, groups
         self._publisher, self._listener, self._journaling = publisher, listener, journaling
+        self._tracing = tracing
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the proxy's own, with its figures of now."""
@@ -86,6 +89,7 @@ class ProxyCollector(Collector):
         yield from self._collect_readings()
         yield from self._collect_broker()
         yield from self._collect_journal()
+        yield from self._collect_traces()
         yield from self._collect_http()
         yield from self._collect_files()
         yield from group_metrics.collect(self._groups)
@@ -288,6 +292,24 @@ class ProxyCollector(Collector):
         )
         yield GaugeMetricFamily(
             "ringproxy_journal_failing", "1 if the last records could not be written.", bool(writer.fault)
+        )
+
+    def _collect_traces(self) -> Iterator[Metric]:
+        """Yield how many spans ended, and how many were dropped; nothing where nothing is traced."""
+        tracer, export = self._tracing.tracer, self._tracing.export
+        if tracer is None or export is None:
+            return
+        yield CounterMetricFamily(
+            "ringproxy_spans", "Spans of the sample, dropped ones included.", export.ends + tracer.dropped
+        )
+        yield _counter(
+            "ringproxy_spans_dropped",
+            "Spans that were not exported, by reason.",
+            ["reason"],
+            {("open",): tracer.dropped, ("queue",): export.full, ("endpoint",): export.failed},
+        )
+        yield GaugeMetricFamily(
+            "ringproxy_spans_failing", "1 if the endpoint did not take the last spans.", export.is_failing
         )
 
     def _collect_http(self) -> Iterator[Metric]:

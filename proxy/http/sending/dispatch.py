@@ -18,6 +18,7 @@ from proxy.http.formats.problems import (
     unknown_exchange,
 )
 from proxy.http.sending.journal_receiver import JournalReceiver
+from proxy.http.sending.trace_receiver import TraceReceiver
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult, Receiver
@@ -32,7 +33,11 @@ from proxy.topology.bindings import RING_TYPES, grouped_by
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.readings import Readings
 from proxy.topology.table import Name, PassReason, Router, Unread
+from proxy.tracing.context import TRACEPARENT, parent_in
+from proxy.tracing.tracer import Kind, Span, Tracer
+from proxy.wire import table as field_table
 from proxy.wire.frames import NOT_FOUND, shorted
+from proxy.wire.properties import Header
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
@@ -280,12 +285,17 @@ class Dispatch:
             raise too_large(f"body: PRECONDITION_FAILED - {detail}")
         if route.journal is not None and placement.choice is not None and placement.choice.slot < route.journal.limit:
             confirm_to = self._journalled(route.journal, placement, placement.choice, message, confirm_to), 0
+        header, span = message.header, None
+        if route.tracer is not None and (span := _traced(route.tracer, placement, message)) is not None:
+            confirm_to, header = (TraceReceiver(span, *confirm_to), 0), _naming(span, header)
         try:
-            protocol.publish(exchange, method, message.header, stamp, key, message.body, (*confirm_to, counters))
-        except ValueError as error:
+            protocol.publish(exchange, method, header, stamp, key, message.body, (*confirm_to, counters))
+        except (ValueError, Full) as error:
+            if span is not None:
+                span.forget()
+            if isinstance(error, Full):
+                raise unavailable(str(error)) from None
             raise invalid("headers", str(error)) from None
-        except Full as full:
-            raise unavailable(str(full)) from None
         if placement.choice is not None:
             route.counters.value_missing += placement.choice.missing
         connection.wake()
@@ -447,3 +457,21 @@ class Dispatch:
         It waits no longer than a look-up may take.
         """
         await self._readings.read_again({placement.route.name, placement.chosen_by}, why, placement.sent_as)
+
+
+def _traced(tracer: Tracer, placement: Placement, message: Message) -> Span | None:
+    """Return the span of a message that is about to be sent, begun; None if it is not of the sample."""
+    headers = message.header.headers
+    parent = parent_in(headers, 0, len(headers))
+    if not tracer.takes(parent):
+        return None
+    header, where = message.header.payload(len(message.body)), placement.where
+    destination = where.name if where is not None else ""
+    name, key = placement.route.name, message.key or b""
+    return tracer.publish(name, key, destination, header, 0, len(header), parent, Kind.PRODUCER)
+
+
+def _naming(span: Span, header: Header) -> Header:
+    """Return a message's header with a span in the place of the one that its request named."""
+    kept, _ = field_table.without(header.headers, 0, len(header.headers), (TRACEPARENT,))
+    return header._replace(headers=kept + span.field)

@@ -28,7 +28,7 @@ As long as nothing has come back, none of this costs anything: an ack of a thous
 
 # mypyc: compiled
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
@@ -36,6 +36,7 @@ from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
 from proxy.session.publishing.unsettled import Unsettled
+from proxy.tracing.tracer import Span
 
 MOST_UNSETTLED: Final = 32_768
 """The most publishes of one channel without an answer; its client is then not read until half of them have one."""
@@ -101,6 +102,7 @@ class Confirms:
         "open",
         "records",
         "returned",
+        "spans",
         "waiting",
     )  # fmt: skip
 
@@ -138,6 +140,8 @@ class Confirms:
         self.records: dict[int, Record] = {}
         """The records of unsettled publishes that are to be journalled, by number."""
         self._journal: Journal | None = None
+        self.spans: dict[int, Span] = {}
+        """The spans of unsettled publishes that are traced, by number."""
 
     def start(self) -> None:
         """Note that the broker answers all publishes from the next one on."""
@@ -163,6 +167,13 @@ class Confirms:
         else:
             journal.add(record, Outcome.SENT, record.published_at)
 
+    def trace(self, span: Span) -> None:
+        """Have the span of the last publish ended once it is known what became of it."""
+        if self.answered:
+            self.spans[self.number] = span
+        else:
+            span.settled(Outcome.SENT)
+
     @property
     def unsettled(self) -> int:
         """How many publishes the broker has yet to answer."""
@@ -185,7 +196,7 @@ class Confirms:
         counters = self.open.take(number)
         if counters is None:
             return
-        if self.records:
+        if self.records or self.spans:
             self._tell_all(number, number, acked)
         if self.returned or self.notes:
             self._settled(number, counters, acked)
@@ -198,7 +209,7 @@ class Confirms:
 
     def _settle_all(self, first: int, last: int, acked: bool) -> None:
         """Take the broker's answer to all publishes from `first` to `last` that have none."""
-        if self.records:
+        if self.records or self.spans:
             self._tell_all(first, last, acked)
         if self.returned or self.notes:
             for number in self.open.within(first, last):
@@ -219,6 +230,8 @@ class Confirms:
             self.open.take(each)
             self.returned.pop(each, None)
             self.records.pop(each, None)
+            if (span := self.spans.pop(each, None)) is not None:
+                span.forget()
             self.notes.pop(each, None)
         if number > self.low:
             self._advance(number)
@@ -339,8 +352,8 @@ class Confirms:
             counters = self.open.take(number)
             if counters is not None:
                 counters.unknown += 1
-        if self.records:
-            self._tell(self.records, Outcome.UNKNOWN)
+        self._tell(self.records, Outcome.UNKNOWN)
+        self._end_spans(self.spans, Outcome.UNKNOWN)
         self.open.drop()
         self.low = self.number
         self.returned.clear()
@@ -366,23 +379,41 @@ class Confirms:
             counters.nacked += 1
 
     def _tell_all(self, first: int, last: int, acked: bool) -> None:
-        """Journal the answered publishes of a range: look at the range or at all records, whichever is less."""
-        records, span = self.records, range(first, last + 1)
-        numbers = span if len(span) <= len(records) else [n for n in records if first <= n <= last]
-        self._tell(numbers, Outcome.CONFIRMED if acked else Outcome.NACKED)
+        """Journal the answered publishes of a range, and end their spans."""
+        outcome = Outcome.CONFIRMED if acked else Outcome.NACKED
+        if self.records:
+            self._tell(_within(self.records, first, last), outcome)
+        if self.spans:
+            self._end_spans(_within(self.spans, first, last), outcome)
 
     def _tell(self, numbers: Iterable[int], outcome: Outcome) -> None:
-        """Journal the given publishes that have a record; a publish that came back has the outcome it settled with."""
+        """Journal the given publishes that have a record."""
         journal = self._journal
-        assert journal is not None
+        if journal is None:
+            return
         now = journal.clock()
         for number in list(numbers):
             record = self.records.pop(number, None)
             if record is None:
                 continue
-            settled = outcome
-            if self.returned and (settlement := self.returned.get(number)) is not None:
-                settled = settlement.outcome
+            settled = self._outcome_of(number, outcome)
             if settled is Outcome.CONFIRMED and record.destination is None:
                 settled = Outcome.PASSED
             journal.add(record, settled, now)
+
+    def _end_spans(self, numbers: Iterable[int], outcome: Outcome) -> None:
+        """End the spans of the given publishes that have one."""
+        for number in list(numbers):
+            if (span := self.spans.pop(number, None)) is not None:
+                span.settled(self._outcome_of(number, outcome))
+
+    def _outcome_of(self, number: int, outcome: Outcome) -> Outcome:
+        """Return the outcome of a publish by the broker's answer; one that came back has that which it settled with."""
+        settlement = self.returned.get(number) if self.returned else None
+        return settlement.outcome if settlement is not None else outcome
+
+
+def _within(booked: Mapping[int, object], first: int, last: int) -> Iterable[int]:
+    """Return the numbers of a range that may be in a book: look at the range or at the book, whichever is less."""
+    span = range(first, last + 1)
+    return span if len(span) <= len(booked) else [n for n in booked if first <= n <= last]

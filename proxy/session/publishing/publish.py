@@ -16,6 +16,8 @@ from proxy.routing.route import Choice, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.publishing.confirms import MOST_UNSETTLED, PublishNote
+from proxy.tracing.context import parent_in
+from proxy.tracing.tracer import Kind, Tracer
 from proxy.wire import content
 from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string
@@ -76,6 +78,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
+    if route.tracer is not None:
+        rest += _trace(channel, route.tracer, route, target.destination, data, start, stop, first, last)
     headers = len(STAMP_ID_FIELD) + 8 + len(rest)
     if is_lane:
         # Consumers see the message's own routing key, and a message that comes back shows it, too.
@@ -152,6 +156,30 @@ def _record(
     elif route.known is not None:
         record.placed(route.known, destination, slot, channel.key, False)
     channel.confirms.record(journal, record)
+
+
+def _trace(
+    channel: Channel,
+    tracer: Tracer,
+    route: Route,
+    destination: Destination,
+    data: bytes,
+    start: int,
+    stop: int,
+    first: int,
+    last: int,
+) -> bytes:
+    """Trace the last publish if it is of the sample; return the header that tells its consumer of it, or nothing.
+
+    The header of a client that traces stays as it is: what consumers do belongs to the client's own span.
+    """
+    parent = parent_in(data, first, last)
+    if not tracer.takes(parent):
+        return b""
+    kind = Kind.PRODUCER if parent is None else Kind.CLIENT
+    span = tracer.publish(route.name, channel.key, destination.name, data, start, stop, parent, kind)
+    channel.confirms.trace(span)
+    return span.field if parent is None else b""
 
 
 def _passed(

@@ -1,0 +1,1 @@
+"""Traces of publishes and of deliveries by groups, exported to OpenTelemetry."""
