@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -177,7 +177,7 @@ class _Reasons(logging.Handler):
 
 
 def _resource() -> Resource:
-    """Return what the environment says of this service; it is `ringproxy` where that has no name for it."""
-    found = Resource({"service.instance.id": process_id(), "service.version": __version__}).merge(Resource.create())
-    named = not str(found.attributes.get("service.name", "")).startswith("unknown_service")
-    return found if named else found.merge(Resource({"service.name": "ringproxy"}))
+    """Return what is known of this service; what the environment says of it comes before that."""
+    own = {"service.name": "ringproxy", "service.version": __version__, "service.instance.id": process_id()}
+    given = OTELResourceDetector().detect().attributes
+    return Resource.create({name: value for name, value in own.items() if name not in given})

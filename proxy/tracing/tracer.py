@@ -23,6 +23,10 @@ from ring.hashed import HashedValue
 MOST_OPEN: Final = 10_000
 """The most spans under way. Each takes some 1.5 KiB, and clients choose how many publishes they leave unsettled."""
 
+_CHOSEN: Final = "messaging.destination.partition.id"
+"""The attribute of the queue or exchange that a ring chose: in the words of the conventions, one of the parts of the
+exchange."""
+
 _MESSAGE_ID: Final = HashedValue("property", "message_id")
 
 _GOOD: Final = frozenset({Outcome.CONFIRMED, Outcome.PASSED, Outcome.SENT})
@@ -65,6 +69,12 @@ class Span:
     def field(self) -> bytes:
         """The header by which a message names this span, as a field of its headers table."""
         return field_of(self.trace_id, self.span_id)
+
+    def placed(self, destination: str) -> None:
+        """Set where a message went that came back; an empty name stands for the exchange itself."""
+        self.attributes.pop(_CHOSEN, None)
+        if destination:
+            self.attributes[_CHOSEN] = destination
 
     def settled(self, outcome: Outcome) -> None:
         """End the span of a publish."""
@@ -162,7 +172,7 @@ def _attributes(
 ) -> Attributes:
     """Return the attributes of any span, by OpenTelemetry's conventions for RabbitMQ; `place` begins with the exchange.
 
-    The conventions know no virtual host. The queue that a ring chose is a partition of the exchange in their words.
+    The conventions know no virtual host.
     """
     attributes: Attributes = {
         "messaging.system": "rabbitmq",
@@ -175,7 +185,7 @@ def _attributes(
     if place[1]:
         attributes["messaging.rabbitmq.destination.routing_key"] = place[1]
     if destination:
-        attributes["messaging.destination.partition.id"] = destination
+        attributes[_CHOSEN] = destination
     with suppress(Fault):  # a header that cannot be read is the broker's to refuse
         message_id = content.hashed_value(_MESSAGE_ID, b"message_id", header, start, end)
         if message_id:

@@ -40,6 +40,7 @@ from proxy.topology.reader import Reader
 from proxy.topology.readings import Readings
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import PassReason, Router
+from proxy.tracing.tracing import Tracing
 from ring.destination import Destination
 from ring.hashing import hash64, slot_of
 from ring.ring import Ring

@@ -146,6 +146,8 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
             message.choice.tell(record, to.destination)
         else:
             record.destination = None
+    if (span := message.channel.confirms.spans.get(message.origin.number)) is not None:
+        span.placed(to.destination.name if isinstance(to, Target) else "")
     own.put(message)
     opening = b""
     if not own.is_open:
