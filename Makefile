@@ -116,7 +116,7 @@ lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyprojec
 	set -e -- --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--custom-compile-command "make lock" --quiet; \
 	.venv/uv/bin/uv pip compile "$$@" --upgrade pyproject.toml --group dev --output-file constraints.txt; \
-	.venv/uv/bin/uv pip compile "$$@" pyproject.toml --constraints constraints.txt --output-file constraints-runtime.txt; \
+	.venv/uv/bin/uv pip compile "$$@" --extra otel pyproject.toml --constraints constraints.txt --output-file constraints-runtime.txt; \
 	.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | \
 		.venv/uv/bin/uv pip compile "$$@" - --constraints constraints.txt --output-file constraints-build.txt; \
 	.venv/uv/bin/uv pip compile "$$@" --extra pipeline pyproject.toml --constraints constraints.txt --output-file constraints-pipeline.txt; \
