@@ -83,11 +83,12 @@ async def test_a_failing_endpoint_is_told_of_once(endpoint: Endpoint, caplog: py
             publish(tracer)
             while made.failed < failed:  # noqa: ASYNC110 - it is the SDK's thread that counts
                 await asyncio.sleep(0.01)
-        assert made.is_failing
+        states = [made.is_failing]
         endpoint.fails = False
         publish(tracer)
         while made.is_failing:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    assert states == [True]
     lines = [record.getMessage() for record in caplog.records if record.name == "proxy.tracing.export"]
     assert lines == [
         "traces go to http://x",
