@@ -52,7 +52,7 @@ class Export:
         self._most = environment.queue
         self._ids = _Ids()
         provider = TracerProvider(
-            # What is of the sample, the hot paths have decided: OTEL_TRACES_SAMPLER means nothing.
+            # The hot paths have sampled already, so OTEL_TRACES_SAMPLER means nothing.
             sampler=ALWAYS_ON,
             resource=_resource(),
             shutdown_on_exit=False,

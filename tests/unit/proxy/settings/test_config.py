@@ -120,6 +120,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "journal_file_seconds": "5",
         "journal_file_bytes": "94",
         "journal_max_bytes": "93",
+        "trace_sample": "0.01",
         "log_level": "debug",
         "log_format": "json",
     }
@@ -170,6 +171,9 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         ({"journal_stream": "a\0b"}, "journal_stream: 'a\\x00b' is not a name"),
         ({"journal_sample": "0"}, "journal_sample: 0 must be greater than 0"),
         ({"journal_sample": "1.01"}, "journal_sample: 1.01 is more than 1"),
+        ({"trace_sample": "1.01"}, "trace_sample: 1.01 is not from 0 to 1"),
+        ({"trace_sample": "-0.1"}, "trace_sample: -0.1 is not from 0 to 1"),
+        ({"trace_sample": "nan"}, "trace_sample: 'nan' is not a finite number"),
         ({"journal_key": "hash"}, "journal_key: needs journal_key_file too"),
         ({"journal_key_file": "/a"}, "journal_key_file: needs journal_key = hash too"),
         ({"journal_key": "all"}, "journal_key: 'all' is not one of plain, hash, none"),
