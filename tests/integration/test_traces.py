@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,10 +12,11 @@ from pamqp.commands import Basic
 from proxy import __version__
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
+from tests.integration.documents import ROOT, Document, Shell
 from tests.integration.groups import consume, deliveries, sharded
 from tests.integration.receiver import Receiver, Seen, receiving
 from tests.integration.sidecar import COMMAND, Sidecar
-from tests.integration.wire_client import Client
+from tests.integration.wire_client import Client, publishing
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -156,20 +158,27 @@ def test_a_message_of_no_trace_begins_one_that_its_header_tells_of(
     assert (delivered.trace_id, delivered.parent_id) == (published.trace_id, published.span_id)
 
 
-def test_of_many_messages_a_share_is_traced(
+def test_of_many_messages_the_guides_share_is_traced(
     traced: Traced, receiver: Receiver, vhost: VirtualHost, client: Client
 ) -> None:
+    (block,) = Document("docs/how-to/trace.md")["# Trace messages"]
+    install, *exports, run = block.splitlines()
+    extra = install.partition("[")[2].partition("]")[0]
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = Shell({})("\n".join([*exports, 'echo "$OTEL_EXPORTER_OTLP_ENDPOINT $RINGPROXY_TRACE_SAMPLE"']))
+    endpoint, share = told.split()
+    assert (endpoint, run) == ("http://localhost:4318", "ring-proxy run")
     vhost.ring("orders", ["q1", "q2"])
-    sidecar = traced(trace_sample="0.1")
+    sidecar = traced(trace_sample=share)
+    messages = 10_000
     with client.session(sidecar.amqp_port, vhost.name) as wire:
         wire.channel(1)
-        for n in range(2000):
-            wire.publish(1, "orders", f"key {n}", b"1")
-        wire.confirm(1, 2000)
+        wire.send(*(publishing(1, "orders", f"key {n}", b"1") for n in range(messages)))
+        wire.confirm(1, messages)
         wire.goodbye()
-    count = wait_until("they are traced", lambda: sidecar.metric("ringproxy_spans_total"))
+    count = sidecar.metric("ringproxy_spans_total")
     # Nine standard deviations on either side.
-    assert 80 < count < 320
+    assert 10 < count < 190
     assert len({span.trace_id for span in got(receiver, int(count))}) == count
 
 
