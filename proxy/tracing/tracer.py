@@ -21,7 +21,7 @@ from proxy.wire.frames import Fault
 from ring.hashed import HashedValue
 
 MOST_OPEN: Final = 10_000
-"""The most spans under way. Each takes some 1.5 KiB, and clients choose how many publishes they leave unsettled."""
+"""The most spans under way. Each takes some 0.7 KiB, and clients choose how many publishes they leave unsettled."""
 
 _CHOSEN: Final = "messaging.destination.partition.id"
 """The attribute of the queue or exchange that a ring chose: in the words of the conventions, one of the parts of the

@@ -45,7 +45,7 @@ def check(settings: Settings) -> None:
 def _sdk() -> "type[Export]":
     """Return the export by the SDK. Raises ConfigError where the SDK is not installed.
 
-    It is imported only where it is needed: the SDK takes 15 MiB of memory, and is an optional dependency.
+    It is imported only where it is needed: the SDK takes 7 MiB of memory, and is an optional dependency.
     """
     try:
         from proxy.tracing.export import Export
