@@ -290,6 +290,7 @@ def _retries() -> list[Panel]:
             Query(_rate("dead_letters_failed_total"), "failed dead letters"),
             unit="mps",
             none=_NONE,
+            alert="RingproxyDeadLettersFail",
         ),
         bars(
             "Redeliveries by shard",
