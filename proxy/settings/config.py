@@ -264,8 +264,8 @@ class Settings:
         self._check_tls()
         self._check_groups()
         self._check_journal()
-        if self.trace_sample is not None and not 0 <= self.trace_sample <= 1:
-            raise ConfigError(f"trace_sample: {self.trace_sample:g} is not from 0 to 1")
+        if self.trace_sample is not None and self.trace_sample > 1:
+            raise ConfigError(f"trace_sample: {self.trace_sample:g} is more than 1")
 
     def _check_urls(self) -> None:
         """Check the addresses of the broker and of the management API. Raises ConfigError, which names the setting."""
