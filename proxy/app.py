@@ -13,8 +13,11 @@ from aiohttp import web
 
 from proxy import __version__
 from proxy.groups.onlooker import Onlooker
+from proxy.http.admin.console.console import Console
+from proxy.http.admin.console.snapshot import Parts
 from proxy.http.admin.metrics import ProxyCollector, registry
 from proxy.http.admin.probes import SECONDS, Admin
+from proxy.http.admin.readiness import Readiness
 from proxy.http.admission.gate import Gate
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
@@ -107,11 +110,20 @@ async def run(settings: Settings) -> None:
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
         dispatch = Dispatch(router, readings, tables["http"], publisher)
         ingress = application(settings, gate, dispatch, counts)
-        admin = Admin(
+        readiness = Readiness(
             router,
             scheduler,
             reader,
             publisher,
+            default_vhost=settings.default_vhost,
+            draining=lambda: gate.draining,
+        )
+        parts = Parts(router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, groups)
+        console = Console(settings, parts, api) if settings.admin_console else None
+        admin = Admin(
+            router,
+            scheduler,
+            readiness,
             registry(
                 ProxyCollector(
                     counts, router, scheduler, reader, publisher, listener, journaling, limits, files, groups, tracing
@@ -119,10 +131,10 @@ async def run(settings: Settings) -> None:
             ),
             names=HostNames(settings.admin_listen, settings.host_names),
             default_vhost=settings.default_vhost,
-            draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
             groups=groups,
             onlooker=Onlooker(settings, api),
+            console=console,
         )
         bounds = ConnectionBounds(settings.body_timeout, settings.max_http_connections, limits)
         probed = ConnectionBounds(
@@ -130,6 +142,7 @@ async def run(settings: Settings) -> None:
         )
         async with (
             _listening("admin", admin.application(), settings.admin_listen, probed, counts),
+            console.running() if console is not None else contextlib.nullcontext(),
             _running(scheduler.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),

@@ -38,7 +38,7 @@ def report(group: RunningGroup) -> dict[str, Any]:
         "exact": None if not seen.shards and not reasons else not reasons,
         "reasons": list(reasons),
         "warnings": [*seen.warnings, *_pauses_not_read(group)],
-        "membership": group.room.fault or _not_heard(group, now) or None,
+        "membership": not_balanced(group, now) or None,
         "members": _members(group, members),
         "leaving": [
             {"client": member.client, "shard": shard, "unacked": link.unacked}
@@ -102,8 +102,10 @@ def keys_report(group: RunningGroup, keys: list[BlockedKey]) -> dict[str, Any]:
     }
 
 
-def _not_heard(group: RunningGroup, now: float) -> str:
+def not_balanced(group: RunningGroup, now: float) -> str:
     """Return why this sidecar does not know all members; empty if it does."""
+    if group.room.fault:
+        return group.room.fault
     if not group.state.peers.hears(now):
         return "the other sidecars are not heard yet"
     if others := group.state.peers.other_versions(now):
@@ -153,6 +155,17 @@ def _move(group: RunningGroup, move: Move, members: Mapping[str, MemberBeat], no
         "why": why,
         "since_seconds": round(now - (moving_since or now), 1),
     }
+
+
+def longest_move(group: RunningGroup, now: float) -> dict[str, Any] | None:
+    """Return the move that has been due for the longest, as the report has it; None if none is."""
+    state = group.state
+
+    def since(move: Move) -> float:
+        return (state.shards[move.shard].moving_since if move.shard in state.shards else 0.0) or now
+
+    first = min(state.decision.moves, key=since, default=None)
+    return _move(group, first, state.members(now), now) if first is not None else None
 
 
 def _members(group: RunningGroup, members: Mapping[str, MemberBeat]) -> list[dict[str, Any]]:

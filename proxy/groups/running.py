@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,9 @@ from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Router
 
 log = logging.getLogger(__name__)
+
+CHANGES_KEPT: Final = 50
+"""The most changes of its members and moves that a group remembers, for the console."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,10 @@ class RunningGroup:
         """How many links this sidecar has ended because their clients did not ack."""
         self.oldest_unacked_at = 0.0
         """When the oldest delivery that a client has not settled was made, in monotonic seconds; 0 if there is none."""
+        self.oldest_unacked_of = "", ""
+        """The client and the shard of that delivery; empty if there is none."""
+        self.changes: deque[tuple[float, str]] = deque(maxlen=CHANGES_KEPT)
+        """When members came and went and shards moved, in seconds since 1970, and which, in words: the last of them."""
         self.orders = 0
         """How many orders of operators were done, but for those to pause and to resume."""
         self._operators = Operators(parts.operators, self._title)
@@ -242,6 +250,7 @@ class RunningGroup:
             # The log tells of all sidecars' members and shards in one line.
             if self.state.decision is not before and (changes := news(before, self.state.decision)):
                 log.info("%s: %s", self._title, changes)
+                self.changes.append((time.time(), changes))
             until = min(self._next_acks, self.state.due)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(until - time.monotonic(), 0.005)):
@@ -321,7 +330,7 @@ class RunningGroup:
     def _check_ack_timeouts(self, now: float) -> None:
         """End the links whose client has not settled a delivery within the limits."""
         self._actions = {each: actions for each, actions in self._actions.items() if each in self.state.local}
-        times: list[float] = []
+        oldest = (0.0, "", "")
         for member in list(self.state.local.values()):
             actions = self._actions[member.id]
             with self._a_session():
@@ -331,8 +340,8 @@ class RunningGroup:
                         self.state.stalled(member, now + self._parts.ack_timeout, now)
                 for shard, at in actions.oldest_unacked(member).items():
                     if not self._end_if_ack_overdue(member, actions, shard, now, now - at):
-                        times.append(at)
-        self.oldest_unacked_at = min(times, default=0.0)
+                        oldest = min(oldest if oldest[0] else (at, "", ""), (at, member.client or member.id, shard))
+        self.oldest_unacked_at, self.oldest_unacked_of = oldest[0], oldest[1:]
 
     def _end_if_ack_overdue(self, member: Member, actions: Actions, shard: str, now: float, age: float) -> bool:
         """End a link of which a delivery is so many seconds old, if that is too long; return whether it was ended."""

@@ -17,11 +17,21 @@ NOWHERE: Name = ("", "")
 """The name for publishes to exchanges not known to exist: clients' names must not become labels of metrics."""
 
 
+class Tally:
+    """The number of publishes that were sent to one destination of a ring, for as long as the ring has it."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.count = 0
+
+
 class Counters:
     """The counts of one exchange's publishes by one way: through its ring, or passed for a reason. They only grow."""
 
     __slots__ = (
-        "acked", "nacked", "published", "rerouted", "sent", "shadowed", "unavailable", "unknown", "unroutable",
+        "acked", "nacked", "placed", "published", "rerouted", "sent", "shadowed", "unavailable", "unknown", "unroutable",
         "value_missing",
     )  # fmt: skip
 
@@ -31,6 +41,8 @@ class Counters:
     """Publishes that the broker has acknowledged, without the ones that it returned as unroutable."""
     shadowed: Counter[Destination]
     """Publishes by the destination to which the shadowed ring would have sent them."""
+    placed: dict[Destination, Tally]
+    """Publishes by the destination to which the ring has sent them; those that came back count where they went first."""
     rerouted: int
     """Publishes that came back as unroutable and were published again."""
 
@@ -39,6 +51,11 @@ class Counters:
         self.published = self.acked = self.nacked = self.unroutable = 0
         self.rerouted = self.sent = self.unknown = self.unavailable = self.value_missing = 0
         self.shadowed = Counter()
+        self.placed = {}
+
+    def tally(self, destination: Destination) -> Tally:
+        """Return the tally of a destination of the ring, made when first asked for."""
+        return self.placed.setdefault(destination, Tally())
 
     def add(self, outcome: Outcome) -> None:
         """Count a publish that came back, by its outcome in the end."""
@@ -99,6 +116,10 @@ class Latency:
         self._counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
         self._sum += seconds
 
+    def counts(self) -> list[int]:
+        """Return the count of each bucket, and of the one above them all."""
+        return list(self._counts)
+
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Return (bound, cumulative count) pairs, as Prometheus wants them, and the sum in seconds."""
         total, buckets = 0, []
@@ -136,11 +157,12 @@ class Counts:
             del self.unsent[key]
 
     def forget_destination(self, name: Name, destination: Destination) -> None:
-        """Drop what was counted of a destination that a shadowed exchange has no more."""
+        """Drop what was counted of a destination that an exchange has no more."""
         for counter_table in self.counter_table.values():
             for way, counters in counter_table.by_way.items():
                 if way[0] == name:
                     counters.shadowed.pop(destination, None)
+                    counters.placed.pop(destination, None)
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
         """Return how many messages there were by ingress, exchange and outcome."""
@@ -174,6 +196,23 @@ class Counts:
         for _, name, _, counters in self._counters():
             for destination, count in counters.shadowed.items():
                 total[name, destination] += count
+        return total
+
+    def all_placed(self) -> Counter[tuple[Name, Destination]]:
+        """Return how many publishes rings have sent to each destination, by exchange and destination."""
+        total: Counter[tuple[Name, Destination]] = Counter()
+        for _, name, _, counters in self._counters():
+            for destination, tally in list(counters.placed.items()):
+                total[name, destination] += tally.count
+        return total
+
+    def placed(self, name: Name) -> Counter[Destination]:
+        """Return how many publishes the ring of one exchange has sent to each destination, or would in shadow."""
+        total: Counter[Destination] = Counter()
+        for _, counted, _, counters in self._counters():
+            if counted == name:
+                total.update({destination: tally.count for destination, tally in counters.placed.items()})
+                total.update(counters.shadowed)
         return total
 
     def all_value_missing(self) -> Counter[Name]:

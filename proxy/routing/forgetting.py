@@ -14,7 +14,7 @@ SWEEP_INTERVAL = 60.0
 """Seconds between two calls of `Forgetting.sweep`."""
 
 Counted = tuple[Name, Destination | None]
-"""Something that counts are kept of: an exchange (with None), or one destination of a shadowed exchange."""
+"""Something that counts are kept of: an exchange (with None), or one destination of its ring."""
 
 
 class Forgetting:
@@ -39,11 +39,11 @@ class Forgetting:
         now, vhosts = self._router.clock(), self._vhosts()
         names = self._counts.names() | self._reader.changes.keys()
         gone: set[Counted] = {(name, None) for name in names if not self._is_there(name, vhosts)}
-        for name, shadowed in self._counts.all_shadowed():
+        for name, counted in self._counts.all_shadowed().keys() | self._counts.all_placed().keys():
             entry = self._router.entries.get(name)
             known = entry.known if entry is not None else None
-            if entry is not None and (known is None or shadowed not in known.ring.destinations):
-                gone.add((name, shadowed))
+            if entry is not None and (known is None or counted not in known.ring.destinations):
+                gone.add((name, counted))
         self._gone_since = {each: self._gone_since.get(each, now) for each in gone}
         for name, destination in [each for each, since in self._gone_since.items() if now - since >= COUNTS_KEPT]:
             if destination is None:

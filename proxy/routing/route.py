@@ -7,7 +7,7 @@ from zlib import crc32
 from mypy_extensions import i64
 
 from proxy.journal.buffer import MESSAGE_ID, Journal, Record
-from proxy.routing.counters import Counters
+from proxy.routing.counters import Counters, Tally
 from proxy.topology.matching import NO_RING, Matcher
 from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Unread
 from proxy.tracing.tracer import Tracer
@@ -37,7 +37,7 @@ class Target:
 
     __slots__ = (
         "behind", "copied", "destination", "exchange", "is_lane", "is_queue", "keeps_key", "key", "mark", "method",
-        "passed", "sent_as", "unread",
+        "passed", "sent_as", "tally", "unread",
     )  # fmt: skip
 
     def __init__(self, destination: Destination, lane: str | None = None, copied: bool = False) -> None:
@@ -47,6 +47,8 @@ class Target:
         """
         self.destination = destination
         self.is_queue = destination.kind == "queue"
+        self.tally = Tally()
+        """The count of publishes that the ring has sent there."""
         self.is_lane = lane is not None
         self.copied = copied
         """Whether a message goes to a queue of each of several groups, of which one alone may refuse it."""
@@ -144,6 +146,8 @@ class Route:
         if entry is not None and entry.known is not None:
             copied = entry.copied
             self.targets = tuple(Target(d, entry.lanes.get(d), d.name in copied) for d in entry.known.ring.destinations)
+            for target in self.targets:
+                target.tally = counters.tally(target.destination)
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
         self.matcher: Matcher | None = None

@@ -70,6 +70,7 @@ class Settings:
     amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "address where AMQP clients connect", group="Listeners")
     http_listen: Address = _setting(Address("127.0.0.1", 15680), "address where HTTP clients publish")
     admin_listen: Address = _setting(Address("127.0.0.1", 15681), "address of the probes, the metrics and the rings")
+    admin_console: bool = _setting(True, "show this sidecar as a page at the root of admin_listen")
     http_socket: Path | None = _setting(
         None, "path of a unix socket that takes HTTP publishes too, from anyone who may open it"
     )

@@ -20,12 +20,10 @@ from proxy.settings.config import Settings
 from proxy.topology.answers import MAX_VALUES, TopologyError, decode_whole
 from proxy.topology.http_client import limited, session
 from proxy.topology.management import Management, ManagementError
+from proxy.topology.users import sees_all_connections
 
 _UNKNOWN_EXCHANGE = "urn:ringproxy:problem:unknown-exchange"
 """The problem type of a sidecar's 404 for an exchange that does not exist to it; a wrong URL has another 404."""
-
-SEES_ALL = frozenset({"monitoring", "administrator"})
-"""The tags of users to whom the management API lists every user's connections."""
 
 _TIMEOUT = 5.0
 """Seconds that a sidecar has to answer."""
@@ -79,11 +77,7 @@ async def connected(api: Management, vhost: str) -> Inventory:
     Raises FleetError if the management user may not see the connections of other users, and ManagementError or
     TopologyError if they cannot be read.
     """
-    answer = await api.page(["whoami"], ["name", "tags"])
-    tags = answer.get("tags") if isinstance(answer, dict) else None
-    # RabbitMQ has a list of tags, and before 3.9 had a text with commas.
-    known = set(tags.split(",")) if isinstance(tags, str) else set(tags) if isinstance(tags, list) else set()
-    if not known & SEES_ALL:
+    if not await sees_all_connections(api):
         raise FleetError(
             "the user in management_url needs the tag monitoring, to see in the broker's connections which sidecars "
             "there are: rabbitmqctl set_user_tags USER monitoring"

@@ -235,12 +235,13 @@ class Management:
             return None
         return await self._get(["queues", vhost, queue], _QUEUE_COLUMNS, dead_letters_by_own_name)
 
-    async def page(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
+    async def page(self, path: Sequence[str], columns: Sequence[str], most: int = MAX_PAGE) -> object | None:
         """Return the JSON of any page; None for 404. Raises ManagementError.
 
-        `path` has the parts of the page's path after `/api`, and `columns` the fields to answer with.
+        `path` has the parts of the page's path after `/api`, `columns` the fields to answer with, and `most` is the
+        most bytes of the answer.
         """
-        return await self._get(path, columns, _parse_page, MAX_PAGE)
+        return await self._get(path, columns, _parse_page, most)
 
     async def change(
         self, method: str, path: Sequence[str], body: Mapping[str, object] | None = None, query: str = ""

@@ -1,6 +1,5 @@
 """The admin listener: probes, metrics, and what this sidecar knows of each exchange. Nothing here changes anything."""
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -11,6 +10,9 @@ from prometheus_client.exposition import choose_encoder
 
 from proxy.groups.onlooker import Onlooker
 from proxy.groups.shard_readings import no_group, queues_of
+from proxy.http.admin.console.console import Console
+from proxy.http.admin.readiness import Readiness, titles
+from proxy.http.admin.rings import shown as shown_entry
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
@@ -19,16 +21,12 @@ from proxy.outcome import Outcome
 from proxy.process.identity import ID_HEADER, process_id
 from proxy.process.logs import escaped
 from proxy.process.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
-from proxy.publisher.pool import Publisher
-from proxy.settings.patterns import Mode
 from proxy.topology.bindings import RING_TYPES
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import NO_RING
-from proxy.topology.names import some
-from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
-from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, Router
-from ring.hashing import RING_FORMAT, SLOTS, slot_of
+from proxy.topology.table import Entry, Name, Router
+from ring.hashing import RING_FORMAT, slot_of
 
 if TYPE_CHECKING:
     from proxy.groups.groups import Groups
@@ -41,10 +39,6 @@ _PROBES = frozenset({"/livez", "/startupz", "/readyz"})
 
 MOST_LOOK_UPS = 8
 """Exchanges that are looked up at once for `/rings/{vhost}/{exchange}`: each holds a connection for as long."""
-
-MOST_TITLES = 10
-"""Most exchanges that are named in one line."""
-
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -68,26 +62,25 @@ class Admin:
         self,
         router: Router,
         scheduler: Scheduler,
-        reader: Reader,
-        publisher: Publisher,
+        readiness: Readiness,
         metrics: CollectorRegistry,
         *,
         names: HostNames,
         default_vhost: str,
-        draining: Callable[[], bool],
         lookup_timeout: float,
         groups: "Groups | None",
         onlooker: Onlooker,
+        console: Console | None,
     ) -> None:
-        """Take the listener's `names`, and the `default_vhost` whose broker connection readiness needs.
+        """Take the listener's `names`, and the `default_vhost` that answers name.
 
-        `draining` returns whether the sidecar drains; `lookup_timeout` is in seconds. `groups` is None where the
-        setting of that name is empty.
+        `lookup_timeout` is in seconds. `groups` is None where the setting of that name is empty, and `console` where
+        `admin_console` is false.
         """
-        self._router, self._scheduler, self._reader = router, scheduler, reader
-        self._publisher, self._metrics = publisher, metrics
+        self._router, self._scheduler, self._readiness = router, scheduler, readiness
+        self._metrics, self._console = metrics, console
         self._names, self._groups, self._onlooker = names, groups, onlooker
-        self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
+        self._default_vhost, self._lookup_timeout = default_vhost, lookup_timeout
         self.started = False
         self._look_ups = 0
         self.unread = Limits(ADMIN_CONNECTIONS, ADMIN_UNREAD)
@@ -105,6 +98,8 @@ class Admin:
         app.router.add_get("/groups", self.groups)
         app.router.add_get("/groups/{vhost:[^/]+}/{exchange:[^/]+}", self.group)
         app.router.add_get("/groups/{vhost:[^/]+}/{exchange:[^/]+}/keys", self.keys)
+        if self._console is not None:
+            self._console.add_to(app.router)
         return app
 
     @web.middleware
@@ -131,62 +126,20 @@ class Admin:
 
     async def readyz(self, request: web.Request) -> web.Response:
         """Answer 200 if a publish would work: API and broker are reached, named rings read, and nothing drains."""
-        checks = self._checks()
+        checks = self._readiness.checks()
         ready = not any(checks.values())
         if "verbose" in request.query:
             lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
             if missing := self._scheduler.missing():
                 # Not among the checks: a program may declare it later, through this sidecar, once that is ready.
                 absent = [name for name, is_absent in missing.items() if is_absent]
-                why = f": not found: {_titles(absent)}; the sidecar is ready all the same" if absent else ""
+                why = f": not found: {titles(absent)}; the sidecar is ready all the same" if absent else ""
                 lines.append(f"{'FAIL' if why else 'ok  '} named exchanges exist{why}")
-            lines += [f"note {what}: {why}" for what, why in self._elsewhere()]
+            lines += [f"note {what}: {why}" for what, why in self._readiness.notes()]
             text = "".join(f"{escaped(line)}\n" for line in lines)
         else:
             text = "ok\n" if ready else "not ready\n"
         return web.Response(text=text, status=200 if ready else 503)
-
-    def _checks(self) -> dict[str, str]:
-        """Return each check of readiness with why it fails, which is empty if it holds."""
-        scheduler, reader = self._scheduler, self._reader
-        unread, stale = scheduler.pending(), [name for name in self._stale() if name not in scheduler.vhost_not_listed]
-        checks = {
-            "not draining": "shutting down" if self._draining() else "",
-            "management API": reader.identity.unreachable,
-            "rings read": f"not read yet: {_titles(unread)}" if unread else "",
-            "rings fresh": f"not read for longer than ring_max_age: {_titles(stale)}" if stale else "",
-        }
-        vhost = self._default_vhost
-        checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
-        if reader.look_up_fault is not None and reader.look_up_fault[0] == vhost:
-            checks["look-ups"] = reader.look_up_fault[1]
-        if why := self._publisher.blocked().get(vhost):
-            checks["broker takes publishes"] = why
-        if refusals := self._publisher.refusals(vhost):
-            checks["broker's permissions"] = "; ".join(refusals)
-        if why := reader.identity.mismatch(*self._publisher.cluster(vhost)):
-            checks["one cluster"] = why
-        return checks
-
-    def _elsewhere(self) -> list[tuple[str, str]]:
-        """Return what is amiss in other virtual hosts: none of them may make the sidecar unready for all."""
-        faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
-        notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
-        if gone := [name for name in self._stale() if name in self._scheduler.vhost_not_listed]:
-            notes.append(("stale rings of virtual hosts that the management API does not list", _titles(gone)))
-        return sorted(notes) + self._not_routed()
-
-    def _not_routed(self) -> list[tuple[str, str]]:
-        """Return the exchanges that a ring should route and does not, by the reason."""
-        found: dict[str, list[Name]] = {}
-        for name, entry in sorted(self._router.entries.items()):
-            if entry.mode is Mode.ROUTE and entry.passed in KEEPS_FROM_ROUTING:
-                found.setdefault(f"{'refused' if entry.refused else 'not routed'} ({entry.passed})", []).append(name)
-        return [(what, _titles(names)) for what, names in found.items()]
-
-    def _stale(self) -> list[Name]:
-        router = self._router
-        return sorted(name for name, e in router.entries.items() if e.follows_bindings and router.stale(e))
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Answer with the metrics, in the format that the scraper asks for."""
@@ -195,7 +148,7 @@ class Admin:
 
     async def rings(self, _: web.Request) -> web.Response:
         """Answer with every exchange that is known, with its ring, as `ring-proxy diff` compares them."""
-        exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
+        exchanges = [shown_entry(self._router, name, entry) for name, entry in sorted(self._router.entries.items())]
         faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._scheduler.faults.items())]
         return json_answer(
             {"default_vhost": self._default_vhost, "ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults}
@@ -206,7 +159,7 @@ class Admin:
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
         entry = await self._entry(name)
-        shown = self._shown(name, entry)
+        shown = shown_entry(self._router, name, entry)
         query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
         if "key" in query and entry.known is not None:
             ring, slot = entry.known.ring, slot_of(query["key"].encode("utf-8", "surrogateescape"))
@@ -303,57 +256,3 @@ class Admin:
             raise unavailable(str(error)) from None
         finally:
             self._look_ups -= 1
-
-    def _shown(self, name: Name, entry: Entry) -> dict[str, Any]:
-        """Return what `/rings` answers about one exchange, but for a key; docs/reference/admin.md lists the members."""
-        shown: dict[str, Any] = {
-            "vhost": name[0],
-            "exchange": name[1],
-            "type": entry.exchange_type,
-            "mode": entry.mode,
-            "passed": None if entry.refused else entry.passed,
-            "refused": entry.refused or None,
-            "age_seconds": round(self._router.clock() - entry.read_at, 3),
-            "ignored_bindings": [
-                {"destination": named(b.destination), "key": b.key, "reason": b.reason} for b in entry.bindings.ignored
-            ],
-            "duplicate_bindings": [named(d) for d in entry.bindings.duplicates],
-            "dead_letter_queues": list(entry.dead_letters),
-            "not_lanes": [{"name": lane, "reason": why} for lane, why in entry.not_lanes.items()],
-            "changes": [
-                {"at": _time(c.at), "why": c.why, "what": c.what, "moved": round(c.moved, 6), "ring": c.fingerprint}
-                for c in entry.changes
-            ],
-        }
-        if entry.restored:
-            shown["restored"] = True
-        if entry.upstream is not None:
-            shown["upstream"] = {
-                "rings": [d.name for d in sorted(entry.upstream.rings)],
-                "bindings": len(entry.upstream.bindings),
-                "conflict": entry.upstream.conflict or None,
-            }
-        if entry.known is not None:
-            ring = entry.known.ring
-            slots, light = ring.slots(), set(ring.too_light())
-            shown["ring"] = entry.known.fingerprint
-            shown["hashed"] = str(entry.known.hashed)
-            shown["destinations"] = [
-                {
-                    **named(d),
-                    "weight": weight,
-                    "share": round(slots[d] / SLOTS, 6),
-                    **({"lane": entry.lanes[d]} if d in entry.lanes else {}),
-                    **({"too_light": True} if d in light else {}),
-                }
-                for d, weight in ring.as_weights().items()
-            ]
-        return shown
-
-
-def _time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _titles(names: list[Name]) -> str:
-    return some([f"{exchange!r} in {vhost!r}" for vhost, exchange in names], MOST_TITLES)

@@ -97,7 +97,7 @@ def refuse_foreign(request: web.BaseRequest) -> None:
             return
     elif value in ("same-origin", "none"):
         return
-    detail = f"{field}: {value[:60]!r}: a web page of another origin may not publish here"
+    detail = f"{field}: {value[:60]!r}: a web page of another origin may not send this"
     raise ProblemError(403, "forbidden", detail, Outcome.INVALID)
 
 

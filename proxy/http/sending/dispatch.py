@@ -298,6 +298,8 @@ class Dispatch:
             raise invalid("headers", str(error)) from None
         if placement.choice is not None:
             route.counters.value_missing += placement.choice.missing
+            if placement.reason is None:
+                placement.choice.target.tally.count += 1
         connection.wake()
 
     def _journalled(

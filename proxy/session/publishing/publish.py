@@ -75,6 +75,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     at, first, last = content.parts(data, start, stop)
     rest, removed = content.without(data, first, last, cut)
     count(c, channel, route.counters)
+    target.tally.count += 1
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
