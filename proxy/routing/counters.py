@@ -31,8 +31,8 @@ class Counters:
     """The counts of one exchange's publishes by one way: through its ring, or passed for a reason. They only grow."""
 
     __slots__ = (
-        "acked", "nacked", "placed", "published", "rerouted", "sent", "shadowed", "unavailable", "unknown", "unroutable",
-        "value_missing",
+        "acked", "nacked", "placed", "published", "rerouted", "sent", "shadowed", "unavailable", "unknown",
+        "unroutable", "value_missing",
     )  # fmt: skip
 
     published: int
@@ -42,7 +42,7 @@ class Counters:
     shadowed: Counter[Destination]
     """Publishes by the destination to which the shadowed ring would have sent them."""
     placed: dict[Destination, Tally]
-    """Publishes by the destination to which the ring has sent them; those that came back count where they went first."""
+    """Publishes by the destination to which the ring has sent them, those that came back by their first."""
     rerouted: int
     """Publishes that came back as unroutable and were published again."""
 

@@ -26,7 +26,7 @@ class Readiness:
         default_vhost: str,
         draining: Callable[[], bool],
     ) -> None:
-        """Take the `default_vhost` whose broker connection readiness needs; `draining` tells whether the sidecar drains."""
+        """Take the `default_vhost` whose connection readiness needs; `draining` returns whether the sidecar drains."""
         self._router, self._scheduler, self._reader, self._publisher = router, scheduler, reader, publisher
         self._default_vhost, self._draining = default_vhost, draining
 

@@ -1,8 +1,9 @@
 """Diagnosis: what is wrong now, worst first, by an overview of this sidecar. A pure function; it reads nothing itself.
 
-It decides as the readiness checks and the alerts of `deploy/alerts.yaml` do, and links the same sections of the runbook.
-An alert waits for minutes so that it wakes nobody in vain. Who looks at a page is awake: a finding is there at once, as
-a note where the alert would still wait. What only a whole fleet shows, such as rings that differ, is left to the alerts.
+It decides as the readiness checks and the alerts of `deploy/alerts.yaml` do, and links the same sections of the
+runbook. An alert waits for minutes so that it wakes nobody in vain. Who looks at a page is awake: a finding is there at
+once, as a note where the alert would still wait. Things that only a whole fleet shows, such as rings that differ, are
+left to the alerts.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ NOTED_AFTER: Final = 30.0
 
 POISON: Final = 20
 """The times that a message comes again above which it counts as poison, as for the alert."""
+
+FEW_PUBLISHES: Final = 5
+"""The least publishes of which it counts that none succeeded."""
 
 MOST: Final = 100
 """The most findings that are shown."""
@@ -71,42 +75,52 @@ def findings(overview: Overview) -> list[Finding]:
 
 
 def _of_sidecar(o: Overview) -> Iterator[Finding]:
-    critical, warning, _ = Severity
-    checks = o.checks
+    yield from _of_broker(o)
+    yield from _of_management(o)
+    if o.refused_403:
+        text = f"In 10 minutes {many(o.refused_403, 'channel')} closed with 403. The log names the user."
+        yield Finding(Severity.WARNING, "A publisher over AMQP lacks a right", text, "a-permission-is-missing")
+    failed = sum(o.nowhere.get(outcome, 0) for outcome in (*FAILED, "invalid"))
+    if failed >= FEW_PUBLISHES and not o.succeeded:
+        text = "In 10 minutes none succeeded: publishers name exchanges that do not exist, or have no rights."
+        yield Finding(Severity.CRITICAL, "All publishes fail", text, "all-publishes-fail")
+    if o.journal:
+        yield Finding(Severity.WARNING, "The journal loses records", o.journal, "journal-loses-records")
+    for setting, why in o.reloads.items():
+        yield Finding(Severity.WARNING, f"The files of {setting} cannot be read again", why, "a-reload-failed")
+    for setting, days in o.certificates.items():
+        text = f"It ends in {days:.1f} days." if days > 0 else "It has ended."
+        yield Finding(Severity.WARNING, f"The certificate of {setting} ends", text, "a-certificate-ends")
+
+
+def _of_broker(o: Overview) -> Iterator[Finding]:
+    """Yield what is wrong between this sidecar and the broker."""
+    critical = Severity.CRITICAL
     for vhost, why in o.disconnected.items():
         yield Finding(critical, f"No connection to the broker in {vhost!r}", why, "broker-disconnected")
     for vhost, why in o.blocked.items():
         yield Finding(critical, f"The broker takes no publishes in {vhost!r}", why, "broker-blocked")
-    if why := checks.get("broker's permissions", ""):
+    if why := o.checks.get("broker's permissions", ""):
         yield Finding(critical, "The sidecar's user lacks a right", why, "a-permission-is-missing")
-    if why := checks.get("one cluster", ""):
+    if why := o.checks.get("one cluster", ""):
         yield Finding(critical, "Broker and management API belong to different clusters", why, "lost-management-api")
-    if why := o.management:
-        yield Finding(warning, "The management API does not answer", why, "lost-management-api")
-    elif why := checks.get("look-ups", ""):
-        yield Finding(warning, "An exchange could not be looked up", why, "lost-management-api")
-    if o.faults and not o.management:
-        told = some([f"{each.exchange!r} in {each.vhost!r}: {each.fault}" for each in o.faults], 3)
-        yield Finding(warning, "Exchanges cannot be read", told, "lost-management-api")
-    if why := checks.get("rings read", ""):
-        yield Finding(warning, "Exchanges that settings name are not read", why, "lost-management-api")
+
+
+def _of_management(o: Overview) -> Iterator[Finding]:
+    """Yield what is wrong with the management API, or with exchanges that it tells of."""
+    warning, section = Severity.WARNING, "lost-management-api"
+    faults = some([f"{each.exchange!r} in {each.vhost!r}: {each.fault}" for each in o.faults], 3)
+    if o.management:
+        yield Finding(warning, "The management API does not answer", o.management, section)
+    elif faults:
+        yield Finding(warning, "Exchanges cannot be read", faults, section)
+    elif why := o.checks.get("look-ups", ""):
+        yield Finding(warning, "An exchange could not be looked up", why, section)
+    if why := o.checks.get("rings read", ""):
+        yield Finding(warning, "Exchanges that settings name are not read", why, section)
     if o.absent:
         told = some([f"{exchange!r} in {vhost!r}" for vhost, exchange in o.absent])
         yield Finding(warning, "Exchanges that settings name do not exist", told, "named-exchange-absent")
-    if o.refused_403:
-        told = f"In the last 10 minutes {o.refused_403} channels were closed with 403. The log names the user."
-        yield Finding(warning, "A publisher over AMQP lacks a right", told, "a-permission-is-missing")
-    failed, succeeded = (sum(o.nowhere.get(outcome, 0) for outcome in each) for each in (FAILED, SUCCEEDED))
-    if failed + o.nowhere.get("invalid", 0) >= 5 and not succeeded + o.succeeded:
-        told = "In the last 10 minutes no publish succeeded: publishers name exchanges that do not exist, or have no rights."
-        yield Finding(critical, "All publishes fail", told, "all-publishes-fail")
-    if why := o.journal:
-        yield Finding(warning, "The journal loses records", why, "journal-loses-records")
-    for setting, why in o.reloads.items():
-        yield Finding(warning, f"The files of {setting} cannot be read again", why, "a-reload-failed")
-    for setting, days in o.certificates.items():
-        told = f"It ends in {days:.1f} days." if days > 0 else "It has ended."
-        yield Finding(warning, f"The certificate of {setting} ends", told, "a-certificate-ends")
 
 
 def _of_exchange(e: ExchangeState) -> Iterator[Finding]:
@@ -126,12 +140,12 @@ def _of_exchange(e: ExchangeState) -> Iterator[Finding]:
     failed, all_of = sum(e.late.get(outcome, 0) for outcome in FAILED), sum(e.late.values())
     succeeded = sum(e.late.get(outcome, 0) for outcome in SUCCEEDED)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(e.late.items()))
-    if all_of >= 5 and not succeeded:
+    if all_of >= FEW_PUBLISHES and not succeeded:
         yield finding(critical, f"All publishes to {e.exchange} fail", f"In 10 minutes: {told}.", "all-publishes-fail")
     elif failed > all_of / 100:
         yield finding(critical, f"Publishes to {e.exchange} fail", f"In 10 minutes: {told}.", "publishes-fail")
     if unknown := e.late.get("unknown", 0):
-        text = f"In 10 minutes {unknown} messages were sent and not confirmed: each is in its queue or is not."
+        text = f"In 10 minutes {many(unknown, 'message')} sent and not confirmed: each is in its queue or is not."
         yield finding(warning, f"Unknown outcomes of {e.exchange}", text, "unknown-outcomes")
 
 
@@ -146,80 +160,89 @@ def _not_routed(e: ExchangeState) -> str:
 
 
 def _of_group(g: GroupState) -> Iterator[Finding]:
-    critical, warning, note = Severity
+    found = [*_consumers(g), *_acks(g), *_keys(g), *_balance(g)]
+    return (Finding(*each, "group", g.vhost, g.exchange) for each in found)
 
-    def finding(severity: Severity, title: str, text: str, section: str) -> Finding:
-        return Finding(severity, title, text, section, "group", g.vhost, g.exchange)
 
+Found = tuple[Severity, str, str, str]
+"""The first fields of a finding about a group."""
+
+
+def _consumers(g: GroupState) -> Iterator[Found]:
+    """Yield that nobody gets messages of some shards, or always the same one."""
     if g.waiting:
         told = f"They have messages that no member gets: {some(g.waiting)}."
-        yield finding(critical, f"Shards of {g.exchange} are not consumed", told, "shard-not-consumed")
-    if g.standing:
-        told = f"{g.standing} shards: a message was held for longer than groups_hold_max."
-        yield finding(critical, f"Shards of {g.exchange} stand", told, "shard-stands")
+        yield Severity.CRITICAL, f"Shards of {g.exchange} are not consumed", told, "shard-not-consumed"
     if g.refused:
         who, shard, why = g.refused[0]
         more = f" And {g.refused_count - 1} more." if g.refused_count > 1 else ""
         told = f"{who} has no consumer on {shard}: {why}{'' if why.endswith('.') else '.'}{more}"
-        yield finding(warning, f"The broker refuses consumers of {g.exchange}", told, "consumer-refused")
-    if g.membership:
-        yield finding(warning, f"The group {g.exchange} is not balanced", g.membership, "group-disconnected")
-    yield from _acks(g)
+        yield Severity.WARNING, f"The broker refuses consumers of {g.exchange}", told, "consumer-refused"
     if g.worst > POISON:
-        told = f"It has come again {g.worst} times, of the shard {g.worst_shard}."
-        yield finding(warning, f"A message of {g.exchange} comes again and again", told, "poison-message")
-    yield from _keys(g)
+        told = f"It has come again {many(g.worst, 'time')}, of the shard {g.worst_shard}."
+        yield Severity.WARNING, f"A message of {g.exchange} comes again and again", told, "poison-message"
     if crashes := g.late.get("crashes", 0):
-        told = f"{crashes} times in 10 minutes a client was lost with a message that an earlier one was lost with."
-        yield finding(warning, f"A message of {g.exchange} may end its clients", told, "crash-loop")
-    if g.moving and g.moving_seconds > NOTED_AFTER:
-        bad = warning if g.moving_seconds > ALERT_AFTER["moving"] and g.exact else note
-        told = f"{g.moving} shards, the first of them for {g.moving_seconds:.0f} s: {g.moving_why}."
-        yield finding(bad, f"Shards of {g.exchange} have yet to move", told, "group-unbalanced")
-    if g.reasons:
-        yield finding(note, f"{g.exchange} is not exact: order may be lost", f"{g.reasons[0]}.", "group-unbalanced")
-    if g.paused:
-        told = f"{g.paused} shards: an operator wants nobody to consume them."
-        yield finding(note, f"Shards of {g.exchange} are paused", told, "group-unbalanced")
-
-
-def _acks(g: GroupState) -> Iterator[Finding]:
-    """Yield the finding that a member does not ack, if one does not."""
-    stalled = g.late.get("stalled", 0)
-    if not stalled and g.oldest_unacked_seconds <= NOTED_AFTER:
-        return
-    bad = stalled or g.oldest_unacked_seconds > ALERT_AFTER["unacked"]
-    told = []
-    if g.oldest_unacked_seconds > NOTED_AFTER:
-        who, age = g.oldest_unacked_of, g.oldest_unacked_seconds
-        told.append(f"{who} has held a message of {g.oldest_unacked_shard} for {age:.0f} s.")
-    if stalled:
-        told.append(f"In 10 minutes {stalled} shards were taken from members that did not ack.")
-    severity = Severity.WARNING if bad else Severity.NOTE
-    title = f"A member of {g.exchange} does not ack"
-    yield Finding(severity, title, " ".join(told), "member-not-acking", "group", g.vhost, g.exchange)
-
-
-def _keys(g: GroupState) -> Iterator[Finding]:
-    """Yield the findings about keys in series that do not go on."""
-    told = []
-    if g.keys_stopped:
-        told.append(f"{g.keys_stopped} keys stand still, as a message was tried as often as it may be.")
-    if g.keys_retried and g.oldest_retried_seconds > NOTED_AFTER:
-        told.append(
-            f"{g.keys_retried} keys wait for a message that failed, for {g.oldest_retried_seconds:.0f} s so far."
+        told = (
+            f"In 10 minutes clients were lost {many(crashes, 'time')} with a message that an earlier one was lost with."
         )
-    if failed := g.late.get("dead_letters_failed", 0):
-        told.append(f"{failed} dead letters were not confirmed in 10 minutes.")
-    where = ("key-blocked", "group", g.vhost, g.exchange)
+        yield Severity.WARNING, f"A message of {g.exchange} may end its clients", told, "crash-loop"
+
+
+def _acks(g: GroupState) -> Iterator[Found]:
+    """Yield that a member does not ack, if one does not."""
+    stalled, age = g.late.get("stalled", 0), g.oldest_unacked_seconds
+    told = []
+    if age > NOTED_AFTER:
+        told.append(f"{g.oldest_unacked_of} has held a message of {g.oldest_unacked_shard} for {age:.0f} s.")
+    if stalled:
+        told.append(f"In 10 minutes {many(stalled, 'shard')} left members that did not ack.")
     if told:
-        bad = bool(g.keys_stopped or failed or g.oldest_retried_seconds > ALERT_AFTER["retried"])
-        severity = Severity.WARNING if bad else Severity.NOTE
-        yield Finding(severity, f"Keys of {g.exchange} are blocked", " ".join(told), *where)
+        severity = Severity.WARNING if stalled or age > ALERT_AFTER["unacked"] else Severity.NOTE
+        yield severity, f"A member of {g.exchange} does not ack", " ".join(told), "member-not-acking"
+
+
+def _keys(g: GroupState) -> Iterator[Found]:
+    """Yield that keys in series do not go on."""
+    if g.standing:
+        text = f"In {many(g.standing, 'shard')} a message was held for longer than groups_hold_max."
+        yield Severity.CRITICAL, f"Shards of {g.exchange} stand", text, "shard-stands"
+    told, age, failed = [], g.oldest_retried_seconds, g.late.get("dead_letters_failed", 0)
+    if g.keys_stopped:
+        told.append(f"{many(g.keys_stopped, 'key')} stopped, as a message was tried as often as it may be.")
+    if g.keys_retried and age > NOTED_AFTER:
+        told.append(
+            f"{many(g.keys_retried, 'key')} with a message that failed and is to be tried again, for {age:.0f} s."
+        )
+    if failed:
+        told.append(f"In 10 minutes the broker did not confirm {many(failed, 'dead letter')}.")
+    if told:
+        severity = Severity.WARNING if g.keys_stopped or failed or age > ALERT_AFTER["retried"] else Severity.NOTE
+        yield severity, f"Keys of {g.exchange} are blocked", " ".join(told), "key-blocked"
     if dead := g.late.get("dead_letters", 0):
-        text = f"In 10 minutes {dead} messages were published to groups_dead_letter, after all their tries."
-        yield Finding(Severity.NOTE, f"{g.exchange} has dead letters", text, *where)
+        text = f"After all tries {many(dead, 'message')} went to groups_dead_letter in 10 minutes."
+        yield Severity.NOTE, f"{g.exchange} has dead letters", text, "key-blocked"
     if g.windows_blocked:
-        text = f"Of {g.windows_blocked} shards more than half of groups_window waits behind messages of the same keys."
-        title = f"Few keys fill the window of {g.exchange}"
-        yield Finding(Severity.NOTE, title, text, "window-blocked", "group", g.vhost, g.exchange)
+        text = (
+            f"Of {many(g.windows_blocked, 'shard')} more than half of groups_window waits behind messages of its keys."
+        )
+        yield Severity.NOTE, f"Few keys fill the window of {g.exchange}", text, "window-blocked"
+
+
+def _balance(g: GroupState) -> Iterator[Found]:
+    """Yield that shards are not where they should be, or may not be in order there."""
+    if g.membership:
+        yield Severity.WARNING, f"The group {g.exchange} is not balanced", g.membership, "group-disconnected"
+    if g.moving and g.moving_seconds > NOTED_AFTER:
+        severity = Severity.WARNING if g.moving_seconds > ALERT_AFTER["moving"] and g.exact else Severity.NOTE
+        told = f"{many(g.moving, 'shard')}, the first for {g.moving_seconds:.0f} s: {g.moving_why}."
+        yield severity, f"Shards of {g.exchange} have yet to move", told, "group-unbalanced"
+    if g.reasons:
+        yield Severity.NOTE, f"{g.exchange} is not exact: order may be lost", f"{g.reasons[0]}.", "group-unbalanced"
+    if g.paused:
+        told = f"An operator wants nobody to consume {many(g.paused, 'shard')}."
+        yield Severity.NOTE, f"Shards of {g.exchange} are paused", told, "group-unbalanced"
+
+
+def many(number: int, what: str) -> str:
+    """Return a number of something in words."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The growth of this sidecar's counts within the last ten minutes, in steps of 15 seconds, and percentiles of latencies.
+"""The growth of this sidecar's counts within the last ten minutes, in steps of 15 s, and percentiles of latencies.
 
 The steps are there before a page is opened. A step keeps only what has grown, and of that the largest part, so that the
 number of exchanges does not count.

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-
 Late = dict[tuple[str, str, str], dict[str, int]]
 """By kind, virtual host and exchange or group, the growth of each count within the last ten minutes."""
 

@@ -79,9 +79,9 @@ class Snapshots:
         """The states of groups; None where there can be none."""
         if parts.groups is not None:
             # Imported only here, as the groups themselves are: what they import takes memory.
-            from proxy.http.admin.console.group_states import GroupStates
+            from proxy.http.admin.console import group_states
 
-            self._groups = GroupStates(parts.groups, FEW, MOST_SHARDS)
+            self._groups = group_states.GroupStates(parts.groups, FEW, MOST_SHARDS)
 
     async def make(self, views: Sequence[View]) -> dict[View, bytes]:
         """Return the snapshot of now for each of these views, as JSON without line ends."""
@@ -135,7 +135,7 @@ class Snapshots:
         )
 
     def _overview(self, look: Look) -> dict[str, Any]:
-        """Return the overview as pages get it: what is wrong, and of many exchanges and groups those that count most."""
+        """Return the overview for pages: what is wrong, and of many exchanges and groups those that count most."""
         of, parts = self.overview(look), self._parts
         found = findings(of)
         wrong = {(each.kind, each.vhost, each.exchange) for each in found}

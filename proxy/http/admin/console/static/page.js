@@ -9,6 +9,7 @@ const FAILED = ["nacked", "unroutable", "unavailable", "rejected", "invalid", "u
 const LEVELS = ["critical", "warning", "note"];
 const SVG_TAGS = new Set(["svg", "circle", "rect", "polyline", "line", "title"]);
 const MOST_BUFFERED = 1 << 24;
+const MOST_ROWS = 20;   // of tables that stand above others
 
 let snapshot = null;    // the last event
 let trouble = "";       // why there is no stream; empty if there is one
@@ -57,7 +58,7 @@ function morph(old, made) {
 
 const count = (n, one, many) => `${whole(n)} ${n === 1 ? one : many || one + "s"}`;
 const whole = (n) => (n === null || n === undefined ? "?" : Math.round(n).toLocaleString("en"));
-const rate = (n) => (n === null || n === undefined ? "?" : n >= 100 ? whole(n) : n.toFixed(1)) + "/s";
+const rate = (n) => (n === null || n === undefined ? "?" : `${n >= 100 ? whole(n) : n.toFixed(1)}/s`);
 const percent = (n) => (100 * n).toFixed(n && n < 0.1 ? 2 : 1) + " %";
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
@@ -143,7 +144,7 @@ function latencyCharts(steps) {
 function finding(it) {
   const level = LEVELS[it.severity];
   return h("li", { class: level },
-    h("h3", {}, h("span", { class: "level" }, level), it.title),
+    h("h2", {}, h("span", { class: "level" }, level), it.title),
     h("p", {}, it.text),
     h("p", {}, h("a", { href: `#/runbook/${it.section}` }, `What to do: ${it.section.replaceAll("-", " ")}`),
       it.kind && [" · ", h("a", { href: place(it.kind, it) }, `See the ${it.kind}`)]));
@@ -247,13 +248,14 @@ const views = {
       g.membership && h("p", { class: "warn" }, "Not balanced: ", g.membership),
       h("h2", {}, "Members and shards"), members(g),
       h("h2", {}, "Moves"),
-      g.moves.length ? table("Shards that are about to move", ["shard", "from", "to", "#for", "why it has not moved"], g.moves.map((m) =>
+      g.moves.length ? table("Shards that are about to move", ["shard", "from", "to", "#for", "why it has not moved"], g.moves.slice(0, MOST_ROWS).map((m) =>
         [name(m.shard), titles.get(m.from) || (m.from ? "a member that has left" : "nobody"), titles.get(m.to) || (m.to ? "?" : "nobody"), time(m.since_seconds), m.why]))
         : h("p", { class: "soft" }, "Each shard is where it should be."),
-      cut(g.moves, g.moves_of || 0, "moves"),
-      (g.refused || []).length > 0 && table("Consumers that the broker refuses", ["client", "shard", "#for", "why"], g.refused.map((r) => [name(r.client), name(r.shard), time(r.since_seconds), r.why])),
-      (g.leaving || []).length > 0 && table("Messages of clients that have left", ["client", "shard", "#unacked"], g.leaving.map((l) => [name(l.client), name(l.shard), whole(l.unacked)])),
-      g.log && g.log.length > 0 && table("What has changed of late", ["when", "what"], g.log.map((l) => [clock(l.at), l.what])),
+      cut(g.moves.slice(0, MOST_ROWS), g.moves_of || 0, "moves"),
+      (g.refused || []).length > 0 && table("Consumers that the broker refuses", ["client", "shard", "#for", "why"], g.refused.slice(0, MOST_ROWS).map((r) => [name(r.client), name(r.shard), time(r.since_seconds), r.why])),
+      cut((g.refused || []).slice(0, MOST_ROWS), g.refused_of || 0, "refused consumers"),
+      (g.leaving || []).length > 0 && table("Messages of clients that have left", ["client", "shard", "#unacked"], g.leaving.slice(0, MOST_ROWS).map((l) => [name(l.client), name(l.shard), whole(l.unacked)])),
+      g.log && g.log.length > 0 && table("What has changed of late", ["when", "what"], g.log.slice(0, MOST_ROWS).map((l) => [clock(l.at), l.what])),
       (g.keys || []).length > 0 && [h("h2", {}, "Keys that are blocked"), table("Keys whose first message waits or failed, the longest first", ["key", "shard", "state", "#since", "#tries", "#behind it", "client"],
         g.keys.map((k) => [name(k.key || k.key_hash), name(k.shard), k.state, time(k.since_seconds), whole(k.tries), whole(k.waiting), name(k.client)]))],
       h("h2", {}, "Shards"), shards(g, titles),
@@ -307,7 +309,7 @@ function ring(e) {
     let at = 0;
     return e.destinations.map((d, i) => {
       const part = share(d) * round, drawn = h("circle", { cx: 100, cy: 100, r, fill: "none", stroke: hue(i), "stroke-width": width, transform: "rotate(-90 100 100)",
-        "stroke-dasharray": `${part.toFixed(2)} ${(round - part).toFixed(2)}`, "stroke-dashoffset": (-at).toFixed(2) }, h("title", {}, `${d.name}: ${percent(share(d))}`));
+        "stroke-dasharray": `${part.toFixed(2)} ${(2 * round).toFixed(2)}`, "stroke-dashoffset": (-at).toFixed(2) }, h("title", {}, `${d.name}: ${percent(share(d))}`));
       at += part;
       return part > 0 && drawn;
     });
