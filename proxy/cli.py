@@ -1,4 +1,4 @@
-"""The command ring-proxy: run, config, explain, diff, group, topology.
+"""The command ring-proxy: run, config, explain, diff, group, top, topology.
 
 Each command imports its own modules as it begins. A sidecar keeps none of the others' in memory, and a question to a
 sidecar does not wait until all of a sidecar is imported.
@@ -212,6 +212,11 @@ def _add_sidecar(command: argparse.ArgumentParser, *, is_part: bool = False) -> 
     command.add_argument("--sidecar", metavar="URL", default=default, help=text)
 
 
+def _add_top(command: argparse.ArgumentParser) -> None:
+    text = f"URL of the sidecar's admin listener (default: {_SIDECAR})"
+    command.add_argument("--sidecar", metavar="URL", default=_SIDECAR, help=text)
+
+
 def _add_pair(command: argparse.ArgumentParser) -> None:
     text = f"URL of the first sidecar's admin listener, such as {_SIDECAR}"
     command.add_argument("one", metavar="URL", help=text)
@@ -318,6 +323,13 @@ def _group(options: argparse.Namespace) -> int:
     return 0
 
 
+def _top(options: argparse.Namespace) -> int:
+    from proxy.commands import top
+
+    top.run(options.sidecar)
+    return 0
+
+
 def _operate(options: argparse.Namespace) -> int:
     """Send an operator's order for one key, and print what became of it; return the exit status."""
     from proxy.commands import operate
@@ -400,6 +412,13 @@ COMMANDS = (
         _add_group,
         "show who has which shard of a consumer group and what is about to move, or which keys wait",
         {0: "the sidecar answered"},
+    ),
+    Command(
+        "top",
+        _top,
+        _add_top,
+        "show a running sidecar live: what is wrong, exchanges and groups",
+        {0: "the user has quit, or one picture was printed where there is no terminal"},
     ),
     Command(
         "topology",

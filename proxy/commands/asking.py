@@ -38,13 +38,13 @@ def ask(sidecar: str, path: str) -> Any:
         with opener.open(sidecar.rstrip("/") + path, timeout=TIMEOUT) as response:
             return json.loads(response.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
-        raise QuestionError(f"{sidecar} answered {error.code}: {_detail(error)}") from None
+        raise QuestionError(f"{sidecar} answered {error.code}: {detail(error)}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         raise QuestionError(f"{sidecar}: no answer: {getattr(why, 'strerror', None) or why}; {WHICH}") from None
 
 
-def _detail(error: urllib.error.HTTPError) -> str:
+def detail(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read(_MAX_ANSWER))["detail"])
     except (ValueError, KeyError, TypeError):

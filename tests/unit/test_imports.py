@@ -100,7 +100,7 @@ IO_MODULES = {
     "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
         *("cluster", "entry_builder", "http_client", "kept_rings", "lanes", "lookups", "management"),
-        *("reader", "reading", "readings", "ring_cache", "scheduler", "upstreams"),
+        *("reader", "reading", "readings", "ring_cache", "scheduler", "upstreams", "users"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.tracing": {"export", "tracing"},

@@ -53,13 +53,13 @@ class Finding(Struct, frozen=True):
 
     severity: Severity
     title: str
-    """What is wrong, in a few words."""
+    """The fault in a few words."""
     text: str
-    """Which, how much and why."""
+    """The subject, the extent and the reason."""
     section: str
     """The anchor of its section in docs/how-to/troubleshoot.md."""
     kind: str = ""
-    """What it is about: `exchange`, `group`, or empty for the sidecar itself."""
+    """The kind of its subject: `exchange`, `group`, or empty for the sidecar itself."""
     vhost: str = ""
     exchange: str = ""
 

@@ -90,3 +90,18 @@ async def test_a_shadowed_exchange_forgets_destinations_that_it_has_no_more(fake
         clock.now += COUNTS_KEPT
         it.forgetting.sweep()
         assert dict(it.counts.all_shadowed()) == {(X, A): 5}
+
+
+async def test_tallies_of_destinations_that_an_exchange_has_no_more_end(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    async with scheduling(fake) as made:
+        it = Counted(made)
+        await made.scheduler.look_up(X, 10)
+        for ingress in ("amqp", "http"):
+            for destination in (A, B):
+                it.counts.counter_table[ingress].of(X, None).tally(destination).count += 5
+        it.forgetting.sweep()
+        assert dict(it.counts.placed(X)) == {A: 10, B: 10}
+        clock.now += COUNTS_KEPT
+        it.forgetting.sweep()
+        assert dict(it.counts.placed(X)) == {A: 10}

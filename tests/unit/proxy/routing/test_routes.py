@@ -91,6 +91,16 @@ def test_a_key_goes_to_the_owner_of_its_slot() -> None:
     assert owned == {queue("q1"), queue("q2"), queue("q3")}
 
 
+def test_the_tallies_of_a_ring_outlive_its_route() -> None:
+    t = Tables({"x": QUEUES})
+    for _ in range(2):
+        for target in t.route("x").targets:
+            target.tally.count += 1
+        t.router.notify()
+    placed = t.tables.counter_table.of((VHOST, "x"), None).placed
+    assert {where: tally.count for where, tally in placed.items()} == dict.fromkeys(QUEUES.ring.destinations, 2)
+
+
 @pytest.mark.parametrize("hashed", [HashedValue(), HashedValue("header", "h"), HashedValue("property", "timestamp")])
 def test_without_a_message_a_key_stands_for_whatever_is_hashed(hashed: HashedValue) -> None:
     inner = ring(queue("q1"), queue("q2"), queue("q3"), hashed=hashed)
