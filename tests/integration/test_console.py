@@ -2,9 +2,14 @@
 
 import asyncio
 import os
+import pty
+import select
+import socket
+import subprocess
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,13 +17,14 @@ from urllib.parse import quote
 import pytest
 from pamqp.commands import Basic, Channel
 
+from proxy.http.admin.console.streams import MOST_STREAMS
 from testbed.axe import axe_script
 from testbed.browser import Tab, opened, running_browser
-from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import USER, Login, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, sharded
-from tests.integration.relay import relay
-from tests.integration.sidecar import Sidecar
+from tests.integration.relay import management_front, relay
+from tests.integration.sidecar import COMMAND, Sidecar
 from tests.integration.wire_client import Client
 
 SHOTS = os.environ.get("CONSOLE_SHOTS")
@@ -309,3 +315,113 @@ def test_it_can_be_switched_off(start_sidecar: StartSidecar) -> None:
     for path in ("/", "/console/events", "/console/page.js", "/console/about", "/console/fleet"):
         assert sidecar.admin(path).status == 404
     assert wait_until("probes", lambda: sidecar.admin("/livez").status == 200)
+
+
+def test_500_streams_are_bounded_and_keep_no_probe_out(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    """Nor do they take memory, although nobody reads them."""
+    vhost.ring("payments", [f"payments.{number}" for number in range(20)])
+    sidecar = start_sidecar()
+    assert sidecar.publish("payments", "k", vhost=vhost.name).status == 200
+    where = f"/console/events?kind=exchange&vhost={quote(vhost.name, safe='')}&exchange=payments"
+    before, statuses = sidecar.memory(), Counter[bytes]()
+    with ExitStack() as stack:
+        for number in range(500):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.admin_port), DEADLINE_SECONDS))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.sendall(f"GET {where} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            statuses[one.recv(12).rpartition(b" ")[2]] += 1
+            if not number % 50:
+                assert sidecar.admin("/livez").status == sidecar.admin("/readyz").status == 200
+        assert statuses == {b"200": MOST_STREAMS, b"429": 500 - MOST_STREAMS}
+        detail = sidecar.admin(where).problem(429, "too-many", "rejected", retryable=True)
+        assert "which is the limit of a sidecar; close one" in detail
+        time.sleep(3)
+        assert sidecar.memory() - before < 16 << 20
+    assert wait_until("room for one more", lambda: opens(sidecar, where))
+
+
+def opens(sidecar: Sidecar, where: str) -> bool:
+    with socket.create_connection(("127.0.0.1", sidecar.admin_port), DEADLINE_SECONDS) as one:
+        one.sendall(f"GET {where} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return one.recv(12).endswith(b"200")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/", {"Host": "evil.example"}, 421),
+        ("/console/events", {"Host": "evil.example"}, 421),
+        ("/console/events", {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("/console/fleet", {"Sec-Fetch-Site": "same-site"}, 403),
+        ("/console/about", {"Origin": "https://evil.example"}, 403),
+        ("/console/events?kind=queue&exchange=x", {}, 400),
+        ("/console/events?kind=group", {}, 400),
+        ("/console/events?exchange=x", {}, 400),
+        ("/console/static/page.py", {}, 404),
+        ("/console/../console.py", {}, 404),
+    ],
+)
+def test_the_guards_of_the_admin_listener_hold(
+    sidecar: Sidecar, path: str, headers: dict[str, str], status: int
+) -> None:
+    assert sidecar.admin(path, headers).status == status
+
+
+def test_the_page_may_load_nothing_but_its_own_files(sidecar: Sidecar) -> None:
+    answer = sidecar.admin("/", {"Sec-Fetch-Site": "cross-site"})
+    assert answer.status == 200
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; ")
+    assert "unsafe" not in policy
+    assert sidecar.admin("/", {"If-None-Match": answer.headers["etag"]}).status == 304
+    assert sidecar.admin("/console/runbook.md").text.startswith("# Troubleshoot an alert\n")
+
+
+def test_open_pages_do_not_ask_the_management_api(start_sidecar: StartSidecar, login: Login) -> None:
+    with management_front(login.management_url) as front:
+        sidecar = start_sidecar(management_url=front.url, sync_interval="86400")
+        sidecar.wait_ready()
+        with ExitStack() as stack:
+            for _ in range(5):
+                one = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.admin_port), DEADLINE_SECONDS))
+                one.sendall(b"GET /console/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert one.recv(12).endswith(b"200")
+            before = len(front.asked)
+            time.sleep(3)
+            assert len(front.asked) == before
+        assert sidecar.admin("/console/fleet").json["sidecars_of"] >= 0
+        assert len(front.asked) > before
+        asked = len(front.asked)
+        assert sidecar.admin("/console/fleet").status == 200
+        assert len(front.asked) == asked
+
+
+def test_the_terminal_page_takes_keys(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("payments", ["payments.1", "payments.2"])
+    sidecar = start_sidecar()
+    assert sidecar.publish("payments", "k", vhost=vhost.name).status == 200
+    master, slave = pty.openpty()
+    try:
+        environment = {**os.environ, "TERM": "xterm", "LINES": "40", "COLUMNS": "120"}
+        command = [COMMAND, "top", "--sidecar", sidecar.admin_url]
+        with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment) as process:
+            screen = b""
+
+            def shows(what: bytes) -> bool:
+                nonlocal screen
+                while select.select([master], [], [], 0.1)[0]:
+                    screen += os.read(master, 1 << 16)
+                return what in screen
+
+            try:
+                wait_until("the exchange", lambda: shows(b"payments"))
+                os.write(master, b"\r")
+                wait_until("its ring", lambda: shows(b"OBSERVED"))
+                os.write(master, b"q")
+                wait_until("its end", lambda: shows(b"payments.2") and process.poll() is not None)
+            finally:
+                process.kill()
+        assert process.returncode == 0
+    finally:
+        os.close(master)
+        os.close(slave)
