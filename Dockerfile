@@ -16,6 +16,8 @@ RUN pip install --require-hashes --only-binary :all: -r constraints-build.txt
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ring ring
 COPY proxy proxy
+# The runbook, which the console shows.
+COPY docs/how-to/troubleshoot.md docs/how-to/
 # Of the wheel; what it imports (Spark) is not in the image.
 COPY pipeline pipeline
 # With this variable the build compiles the hot modules, or fails. (-I: not the source in this folder.)

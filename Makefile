@@ -3,7 +3,7 @@
 PYTHON ?= python3
 INSTALLED := .venv/.installed
 # This project as users install it: its hot modules compiled.
-PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' -o -name '*.json' | sort)
+PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' -o -name '*.html' -o -name '*.js' -o -name '*.json' -o -name '*.md' | sort)
 # With the names in its own, so that it is made again when a file is gone.
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
 # Tests of rooms that have compiled modules, for the same modules as Python; the other rooms are the same either way.

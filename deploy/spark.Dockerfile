@@ -16,6 +16,8 @@ RUN pip install --require-hashes --only-binary :all: -r constraints-build.txt
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ring ring
 COPY proxy proxy
+# The runbook, which the console of a sidecar shows.
+COPY docs/how-to/troubleshoot.md docs/how-to/
 COPY pipeline pipeline
 RUN RINGPROXY_COMPILE=1 pip wheel --verbose --no-index --no-deps --no-build-isolation --wheel-dir dist . \
     && pip --python /opt/ringproxy/bin/python install --no-index --no-deps dist/*.whl \

@@ -85,6 +85,7 @@ def test_defaults_are_the_documented_ones() -> None:
     for name, text in documented.items():
         value = getattr(defaults, "pass_" if name == "pass" else name)
         shown = ",".join(map(str, value)) if isinstance(value, tuple) and not hasattr(value, "port") else str(value)
+        shown = shown.lower() if isinstance(value, bool) else shown
         assert text == (f"{value:g}" if isinstance(value, float) else shown), name
 
 

@@ -103,7 +103,7 @@ function chart(title, unit, series, ends) {
       `${((x / Math.max(s.values.length - 1, 1)) * width).toFixed(1)},${(height - 2 - (most ? v / most : 0) * (height - 6)).toFixed(1)}`).join(" ") })));
   const said = series.map((s) => `${s.name} ${last(s) === undefined ? "none" : unit(last(s))}`).join(", ");
   return h("figure", {},
-    h("figcaption", {}, h("b", {}, title), ` ${all.length ? `at most ${unit(most)}` : "nothing yet"}`),
+    h("figcaption", {}, h("b", {}, title), ` ${all.length ? `up to ${unit(most)}` : "nothing yet"}`),
     h("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${said}` },
       h("line", { class: "grid-line", x1: 0, x2: width, y1: height - 1, y2: height - 1 }), lines),
     h("p", { class: "axis" }, h("span", {}, ends[0]), h("span", {}, ends[1])),
@@ -141,13 +141,13 @@ function latencyCharts(steps) {
   ], since(steps)));
 }
 
-function finding(it) {
+function finding(it, away = true) {
   const level = LEVELS[it.severity];
   return h("li", { class: level },
     h("h2", {}, h("span", { class: "level" }, level), it.title),
     h("p", {}, it.text),
     h("p", {}, h("a", { href: `#/runbook/${it.section}` }, `What to do: ${it.section.replaceAll("-", " ")}`),
-      it.kind && [" · ", h("a", { href: place(it.kind, it) }, `See the ${it.kind}`)]));
+      away && it.kind && [" · ", h("a", { href: place(it.kind, it) }, `See the ${it.kind}`)]));
 }
 
 function exchangesTable(found) {
@@ -177,7 +177,7 @@ const views = {
     const o = snapshot.overview, f = o.findings;
     return [
       h("h1", { tabindex: "-1" }, "What is wrong now"),
-      f.of ? [h("ul", { class: "plain findings" }, f.shown.map(finding)), cut(f.shown, f.of, "findings")]
+      f.of ? [h("ul", { class: "plain findings" }, f.shown.map((it) => finding(it))), cut(f.shown, f.of, "findings")]
         : h("p", { class: "fine" }, "Nothing, as far as this sidecar sees. What only all sidecars together show is left to the alerts."),
       tiles(["Publishes succeed", rate(good(o.rates))], ["Publishes fail", rate(failed(o.rates))], ["Wait for a confirm", whole(o.in_flight)],
         ["AMQP clients", whole(o.sessions)], ["Exchanges", whole(o.exchanges.of)], ["Groups here", whole(o.groups.of)]),
@@ -296,7 +296,7 @@ const views = {
 
 function findingsOf(kind, of) {
   const found = snapshot.overview.findings.shown.filter((f) => f.kind === kind && f.vhost === of.vhost && f.exchange === of.exchange);
-  return found.length > 0 && h("ul", { class: "plain findings" }, found.map(finding));
+  return found.length > 0 && h("ul", { class: "plain findings" }, found.map((it) => finding(it, false)));
 }
 
 const hue = (at) => `hsl(${((at * 137.5) % 360).toFixed(0)} 60% ${at % 2 ? 62 : 48}%)`;
