@@ -35,7 +35,7 @@ from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.groups.operators import Order
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
-from proxy.topology.management import Management
+from proxy.topology.management import MAX_PAGE, Management
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
@@ -66,11 +66,11 @@ class Readings(Management):
     until = float("inf")
     """Until when readings are answered by the process itself, in monotonic seconds."""
 
-    async def page(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
+    async def page(self, path: Sequence[str], columns: Sequence[str], most: int = MAX_PAGE) -> object | None:
         """Return the JSON of a page."""
         if time.monotonic() > self.until:
             self.asked += 1
-            return await super().page(path, columns)
+            return await super().page(path, columns, most)
         self.spared += 1
         if path[0] == "overview":
             return {"rabbitmq_version": "4.3.6"}

@@ -21,7 +21,7 @@ from proxy.http.admin.console.streams import MOST_STREAMS
 from testbed.axe import axe_script
 from testbed.browser import Tab, opened, running_browser
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
-from tests.integration.conftest import USER, Login, StartSidecar
+from tests.integration.conftest import SECRETS, USER, Login, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, sharded
 from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import COMMAND, Sidecar
@@ -119,6 +119,33 @@ async def test_nothing_is_there_yet(start_sidecar: StartSidecar, browser: int) -
         await go(tab, "#/about")
         told = await says(tab, "Passwords are hidden.", 'broker_url = "amqp://')
         assert "***" in told
+        assert not [secret for secret in SECRETS if secret in told]
+        for strange in ("#/constructor", "#/nothing/at/all", "#/exchange/%ff/%", "#/runbook/none"):
+            await go(tab, strange)
+
+
+async def test_the_keyboard_is_enough(sidecar: Sidecar, browser: int) -> None:
+    async with page(browser, sidecar, "#/groups") as tab:
+
+        async def press(key: str, code: int, text: str = "") -> None:
+            for kind in ("keyDown", "keyUp"):
+                await tab.ask(
+                    "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text
+                )
+
+        await press("Tab", 9)
+        assert await tab.value("document.activeElement.innerText") == "Skip to the content"
+        assert await tab.value("getComputedStyle(document.activeElement).left") == "8px"
+        await press("Enter", 13, "\r")
+        assert await tab.value("document.activeElement.id") == "main"
+        assert await tab.value("location.hash") == "#/groups"
+        await tab.value("(document.querySelector('.brand a').focus(), true)")
+        await press("Tab", 9)
+        await press("Tab", 9)
+        await press("Enter", 13, "\r")
+        await until(tab, "location.hash === '#/exchanges'")
+        await until(tab, "document.activeElement.innerText === 'Exchanges'")
+        assert await tab.value("document.querySelector('[aria-current]').innerText") == "Exchanges"
 
 
 async def test_an_exchange_and_a_group_at_work(

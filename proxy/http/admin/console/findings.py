@@ -189,10 +189,10 @@ def _consumers(g: GroupState) -> Iterator[Found]:
 
 
 def _acks(g: GroupState) -> Iterator[Found]:
-    """Yield that a member does not ack, if one does not."""
+    """Yield that a member does not ack, if one does not: the message of a blocked key is unacked for another reason."""
     stalled, age = g.late.get("stalled", 0), g.oldest_unacked_seconds
     told = []
-    if age > NOTED_AFTER:
+    if age > NOTED_AFTER and not g.keys_stopped and not g.keys_retried:
         told.append(f"{g.oldest_unacked_of} has held a message of {g.oldest_unacked_shard} for {age:.0f} s.")
     if stalled:
         told.append(f"In 10 minutes {many(stalled, 'shard')} left members that did not ack.")

@@ -1,5 +1,6 @@
 """Makes snapshots of this sidecar from what it has in memory, as JSON; nothing is read of the broker for one."""
 
+import asyncio
 import json
 import time
 from collections import Counter
@@ -91,6 +92,8 @@ class Snapshots:
             self._groups.keep({(view.vhost, view.exchange) for view in views if view.kind == "group"})
         made = {}
         for view in views:
+            # Others have a turn between two details, each of which may take some milliseconds.
+            await asyncio.sleep(0)
             detail = await self._detail(view, look)
             made[view] = b'{"overview":%b,"detail":%b}' % (overview, b"null" if detail is None else _json(detail))
         return made

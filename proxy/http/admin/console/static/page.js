@@ -431,7 +431,7 @@ function answer(what, show) {
 
 function route() {
   const parts = location.hash.replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  return parts[0] in views ? parts : [""];
+  return Object.hasOwn(views, parts[0]) ? parts : [""];
 }
 
 function draw() {
@@ -490,5 +490,6 @@ addEventListener("hashchange", () => {
   if (title) title.focus({ preventScroll: true });
 });
 document.addEventListener("visibilitychange", listen);
+document.querySelector(".skip").onclick = (event) => { event.preventDefault(); document.getElementById("main").focus(); };
 draw();
 listen();

@@ -170,6 +170,7 @@ CASES: list[tuple[Overview, Severity, str, str]] = [
     (of_group(keys_retried=3, oldest_retried_seconds=901.0), WARNING, "key-blocked", "901 s"),
     (of_group(late={"dead_letters_failed": 1}), WARNING, "key-blocked", "1 dead letter"),
     (of_group(late={"dead_letters": 1}), NOTE, "key-blocked", "1 message went"),
+    (of_group(keys_stopped=1, oldest_unacked_seconds=400.0), WARNING, "key-blocked", "1 key stopped"),
     (of_group(windows_blocked=1), NOTE, "window-blocked", "Of 1 shard"),
     (
         of_group(moving=2, moving_seconds=31.0, moving_why="acks"),
