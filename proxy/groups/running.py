@@ -330,18 +330,19 @@ class RunningGroup:
     def _check_ack_timeouts(self, now: float) -> None:
         """End the links whose client has not settled a delivery within the limits."""
         self._actions = {each: actions for each, actions in self._actions.items() if each in self.state.local}
-        oldest = (0.0, "", "")
+        found: list[tuple[float, str, str]] = []
         for member in list(self.state.local.values()):
             actions = self._actions[member.id]
             with self._a_session():
                 if now < member.stalled_until and (since := actions.hangs_since(member)):
-                    times.append(since)
+                    found.append((since, member.client or member.id, "a shard that it lost"))
                     if member.stalled_until < now + 2 * ACKS_EVERY:
                         self.state.stalled(member, now + self._parts.ack_timeout, now)
                 for shard, at in actions.oldest_unacked(member).items():
                     if not self._end_if_ack_overdue(member, actions, shard, now, now - at):
-                        oldest = min(oldest if oldest[0] else (at, "", ""), (at, member.client or member.id, shard))
-        self.oldest_unacked_at, self.oldest_unacked_of = oldest[0], oldest[1:]
+                        found.append((at, member.client or member.id, shard))
+        self.oldest_unacked_at, *of = min(found, default=(0.0, "", ""))
+        self.oldest_unacked_of = of[0], of[1]
 
     def _end_if_ack_overdue(self, member: Member, actions: Actions, shard: str, now: float, age: float) -> bool:
         """End a link of which a delivery is so many seconds old, if that is too long; return whether it was ended."""

@@ -252,7 +252,7 @@ async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, 
             assert closed.reply_code == 403
             wire.tell(1, Channel.CloseOk())
             async with page(browser, sidecar) as tab:
-                await found(tab, "A publisher over AMQP lacks a right", "a-permission-is-missing")
+                await found(tab, "A user over AMQP lacks a right", "a-permission-is-missing")
     finally:
         vhost.api.ask("DELETE", "users", who.user)
 

@@ -79,7 +79,7 @@ def _of_sidecar(o: Overview) -> Iterator[Finding]:
     yield from _of_management(o)
     if o.refused_403:
         text = f"In 10 minutes {many(o.refused_403, 'channel')} closed with 403. The log names the user."
-        yield Finding(Severity.WARNING, "A publisher over AMQP lacks a right", text, "a-permission-is-missing")
+        yield Finding(Severity.WARNING, "A user over AMQP lacks a right", text, "a-permission-is-missing")
     failed = sum(o.nowhere.get(outcome, 0) for outcome in (*FAILED, "invalid"))
     if failed >= FEW_PUBLISHES and not o.succeeded:
         text = "In 10 minutes none succeeded: publishers name exchanges that do not exist, or have no rights."
@@ -143,7 +143,8 @@ def _of_exchange(e: ExchangeState) -> Iterator[Finding]:
     if all_of >= FEW_PUBLISHES and not succeeded:
         yield finding(critical, f"All publishes to {e.exchange} fail", f"In 10 minutes: {told}.", "all-publishes-fail")
     elif failed > all_of / 100:
-        yield finding(critical, f"Publishes to {e.exchange} fail", f"In 10 minutes: {told}.", "publishes-fail")
+        severity = critical if failed >= FEW_PUBLISHES else Severity.NOTE
+        yield finding(severity, f"Publishes to {e.exchange} fail", f"In 10 minutes: {told}.", "publishes-fail")
     if unknown := e.late.get("unknown", 0):
         text = f"In 10 minutes {many(unknown, 'message')} sent and not confirmed: each is in its queue or is not."
         yield finding(warning, f"Unknown outcomes of {e.exchange}", text, "unknown-outcomes")
@@ -206,17 +207,18 @@ def _keys(g: GroupState) -> Iterator[Found]:
     if g.standing:
         text = f"In {many(g.standing, 'shard')} a message was held for longer than groups_hold_max."
         yield Severity.CRITICAL, f"Shards of {g.exchange} stand", text, "shard-stands"
-    told, age, failed = [], g.oldest_retried_seconds, g.late.get("dead_letters_failed", 0)
+    if failed := g.late.get("dead_letters_failed", 0):
+        text = f"In 10 minutes the broker did not confirm {many(failed, 'dead letter')}."
+        yield Severity.WARNING, f"Dead letters of {g.exchange} fail", text, "dead-letters-fail"
+    told, age = [], g.oldest_retried_seconds
     if g.keys_stopped:
         told.append(f"{many(g.keys_stopped, 'key')} stopped, as a message was tried as often as it may be.")
     if g.keys_retried and age > NOTED_AFTER:
         told.append(
             f"{many(g.keys_retried, 'key')} with a message that failed and is to be tried again, for {age:.0f} s."
         )
-    if failed:
-        told.append(f"In 10 minutes the broker did not confirm {many(failed, 'dead letter')}.")
     if told:
-        severity = Severity.WARNING if g.keys_stopped or failed or age > ALERT_AFTER["retried"] else Severity.NOTE
+        severity = Severity.WARNING if g.keys_stopped or age > ALERT_AFTER["retried"] else Severity.NOTE
         yield severity, f"Keys of {g.exchange} are blocked", " ".join(told), "key-blocked"
     if dead := g.late.get("dead_letters", 0):
         text = f"After all tries {many(dead, 'message')} went to groups_dead_letter in 10 minutes."

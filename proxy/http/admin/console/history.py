@@ -68,7 +68,9 @@ class History:
         latencies = {ingress: _less(n, self._began.latencies[ingress]) for ingress, n in now.latencies.items()}
         self.steps.append(Step(time.time(), now.at - self._began.at, grown, latencies))
         self._began = now
-        self._recent = deque([now])
+        if now.at - self._recent[-1].at > LIVE:
+            # Nobody has looked of late, and who looks next wants the rate of now.
+            self._recent = deque([now])
 
     def look(self) -> "Look":
         """Return the growth up to now, over `LIVE` seconds and over all steps; to be called once a second at most."""

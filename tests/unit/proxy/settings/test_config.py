@@ -67,6 +67,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "allow_mechanisms": "EXTERNAL",
         "http_listen": "0.0.0.0:2",
         "admin_listen": "localhost:0",
+        "admin_console": "false",
         "http_socket": "/run/ringproxy.sock",
         "tokens_file": "tokens.toml",
         "insecure": "true",

@@ -48,6 +48,23 @@ def test_a_rate_forgets_what_is_older_than_its_seconds() -> None:
     assert len(history._recent) <= LIVE + 2
 
 
+def test_a_step_that_ends_leaves_the_rate_as_it_is_and_the_first_look_has_one_of_now() -> None:
+    it = Counted()
+    history = History(it.totals)
+    for _ in range(5):
+        it.at += 1
+        it.counts[A] += 10
+        history.look()
+    history.end_step()
+    it.at += 0.1
+    assert history.look().rates("publish", "/", "orders") == {"confirmed": 9.8}
+    it.at += 300
+    history.end_step()
+    it.at += 5
+    it.counts[A] += 20
+    assert history.look().rates("publish", "/", "orders") == {"confirmed": 4.0}
+
+
 def test_steps_and_the_counts_of_each_are_bounded() -> None:
     it = Counted()
     history = History(it.totals)
