@@ -144,7 +144,8 @@ async def test_the_keyboard_is_enough(sidecar: Sidecar, browser: int) -> None:
         await press("Tab", 9)
         await press("Enter", 13, "\r")
         await until(tab, "location.hash === '#/exchanges'")
-        await until(tab, "document.activeElement.innerText === 'Exchanges'")
+        await until(tab, "document.activeElement === document.querySelector('main h1')")
+        assert await tab.value("document.activeElement.innerText") == "Exchanges"
         assert await tab.value("document.querySelector('[aria-current]').innerText") == "Exchanges"
 
 
