@@ -334,10 +334,12 @@ class RunningGroup:
         for member in list(self.state.local.values()):
             actions = self._actions[member.id]
             with self._a_session():
-                if now < member.stalled_until and (since := actions.hangs_since(member)):
+                since, limit = actions.hangs_since(member), self._parts.ack_timeout
+                if since and (now < member.stalled_until or 0 < limit < now - since):
                     found.append((since, member.client or member.id, "a shard that it lost"))
+                    # In short steps, so that it is fit again soon after it has acked.
                     if member.stalled_until < now + 2 * ACKS_EVERY:
-                        self.state.stalled(member, now + self._parts.ack_timeout, now)
+                        self.state.stalled(member, now + 3 * ACKS_EVERY, now)
                 for shard, at in actions.oldest_unacked(member).items():
                     if not self._end_if_ack_overdue(member, actions, shard, now, now - at):
                         found.append((at, member.client or member.id, shard))

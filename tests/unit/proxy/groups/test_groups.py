@@ -352,17 +352,30 @@ async def test_the_tries_of_a_message_that_is_held_stay_known(
         await eventually(lambda: attempts.shards["q1"]["held"].due >= now)
 
 
-@pytest.mark.parametrize("hangs_on", [True, False])
-async def test_a_client_that_takes_no_message_stays_unfit(
-    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, hangs_on: bool
+@pytest.mark.parametrize(
+    ("hangs_for", "is_stalled", "stays"),
+    [(7.0, True, True), (1.0, True, True), (0.0, True, False), (7.0, False, True), (1.0, False, False)],
+)
+async def test_a_client_that_takes_no_message_is_unfit_until_it_does(
+    fake: FakeManagement,
+    api: Management,
+    monkeypatch: pytest.MonkeyPatch,
+    hangs_for: float,
+    is_stalled: bool,
+    stays: bool,
 ) -> None:
+    """It is one that has lost a shard for `groups_ack_timeout`, or holds a message of a lost shard for so long."""
     monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
     async with owning(fake, api, "q1", groups_ack_timeout=5.0) as (groups, its, session):
-        since = session.hangs_since_ = time.monotonic() - 7 if hangs_on else 0.0
-        until = its.stalled_until = time.monotonic() + 0.2
-        await eventually(lambda: time.monotonic() > until + 0.2)
-        assert (its.stalled_until > until + 4) == hangs_on
-        assert groups.running["/", "orders"].oldest_unacked_at == since
+        begun = time.monotonic()
+        since = session.hangs_since_ = begun - hangs_for if hangs_for else 0.0
+        until = its.stalled_until = begun + 0.2 if is_stalled else 0.0
+        await eventually(lambda: time.monotonic() > begun + 0.4)
+        assert (its.stalled_until > max(until, begun)) == stays
+        assert groups.running["/", "orders"].oldest_unacked_at == (since if stays else 0.0)
+        session.hangs_since_ = 0.0
+        await eventually(lambda: time.monotonic() > its.stalled_until)
+        assert time.monotonic() < begun + 3, "it has room again, and is fit soon"
 
 
 async def test_a_shard_that_moves_waits_for_acks_no_longer_than_it_may(fake: FakeManagement, api: Management) -> None:
