@@ -9,7 +9,7 @@ A message is recognised by its fingerprint. A count that is lost, as at the end 
 some tries more, and never fewer.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -131,11 +131,17 @@ class Attempts:
             if merged != own:
                 self._put(shard, fingerprint, merged)
 
-    def told(self, owned: Iterable[str]) -> dict[str, dict[str, Attempt]]:
-        """Have one beat tell of the shards that this sidecar owns, and of those that it has just lost."""
+    def told(self, owned: Collection[str]) -> dict[str, dict[str, Attempt]]:
+        """Have one beat tell of the shards that this sidecar owns, and before these of those that it has just lost.
+
+        Until it has told of a lost shard it takes nothing for settled that the new owner no longer tells.
+        """
         found: dict[str, dict[str, Attempt]] = {}
         room = MOST_ATTEMPTS
-        for shard in self._noted.union(owned):
+        lost = [shard for shard in self._noted if shard not in owned]
+        # Once more of those that were told, as a beat may be lost, and behind the others.
+        lost.sort(key=lambda shard: shard not in self._untold)
+        for shard in (*lost, *owned):
             if room and (known := self.shards.get(shard)):
                 found[shard] = dict(list(known.items())[:room])
                 room -= len(found[shard])

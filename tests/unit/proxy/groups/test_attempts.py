@@ -109,3 +109,15 @@ def test_tries_of_a_message_that_is_held_do_not_expire() -> None:
     assert list(attempts.shards["q"]) == ["a"]
     attempts.expire(now + KEPT, {"q": {"a"}}.__getitem__)
     assert attempts.shards == {"q": {"a": Attempt(1, now + KEPT, 0, False, 5.0)}}
+
+
+def test_a_lost_shard_is_told_before_owned_ones_that_fill_the_beat() -> None:
+    attempts = Attempts()
+    for number in range(MOST_ATTEMPTS):
+        attempts.note("owned", f"{number}", 1, 1.0)
+    attempts.note("lost", "m", 1, 1.0)
+    told = attempts.told(["owned"])
+    assert told["lost"].keys() == {"m"}
+    assert len(told["owned"]) == MOST_ATTEMPTS - 1
+    attempts.replace("lost", {})
+    assert "lost" not in attempts.shards, "the new owner knows, and says that the message is settled"
