@@ -414,6 +414,26 @@ def test_names_in_the_notes_are_those_behind_the_encoding_of_urls_and_fit_a_shel
     assert publisher == ["-p", "a b", "PUBLISHER", "^$", write, "^$"]
 
 
+@pytest.mark.parametrize("wild", ["*/x*", "sh?p/x*"])
+def test_a_pattern_of_many_virtual_hosts_counts_in_those_that_the_notes_name(wild: str, values: Path) -> None:
+    settings = {"route": ["orders", "%2F/audit"], "groups": ["shop/orders", wild]}
+    said = notes(values, {"settings": VALUES["settings"] | settings, "secrets": VALUES["secrets"]})
+    rights = [shlex.split(each)[3:] for each in re.findall("rabbitmqctl set_permissions.*", said)]
+    assert {vhost for vhost, *_ in rights} == {"shop", "/"}
+    configure = {vhost: right for vhost, user, right, *_ in rights if user == "orders"}
+    assert configure == {"shop": r"^(orders\.group(\..*)?|x.*\.group(\..*)?)$", "/": r"^x.*\.group(\..*)?$"}
+    assert f"for each other virtual host, too, that a pattern matches: {wild}.\n" in said
+    assert "each other virtual host" not in notes(values, VALUES)
+
+
+def test_if_every_pattern_has_a_wildcard_for_its_virtual_host_the_notes_name_the_one_of_the_url(values: Path) -> None:
+    settings = {"route": ["*/orders"], "groups": []}
+    said = notes(values, {"settings": VALUES["settings"] | settings, "secrets": VALUES["secrets"]})
+    publisher = r"PUBLISHER '^$' '^(amq\.default|orders|orders\.lane\..*)$' '^$'"
+    assert re.findall("set_permissions -p (.* PUBLISHER .*)", said) == [f"shop {publisher}"]
+    assert "that a pattern matches: */orders.\n" in said
+
+
 def test_the_notes_advise_against_rights_on_every_exchange(values: Path) -> None:
     settings = {key: VALUES["settings"][key] for key in ("broker_url", "management_url")}
     said = notes(values, {"settings": settings, "secrets": VALUES["secrets"]})

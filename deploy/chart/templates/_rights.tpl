@@ -4,9 +4,10 @@
 {{- trimPrefix "/" $name.path | regexQuoteMeta | replace "\\*" ".*" | replace "\\?" "." -}}
 {{- end -}}
 
-{{/* The virtual host of a pattern; empty for a pattern of every virtual host. */}}
+{{/* The virtual host of a pattern; empty for a pattern that has none or one with a wildcard. */}}
 {{- define "ringproxy.rights.vhost" -}}
-{{- if contains "/" . }}{{ include "ringproxy.rights.decoded" (first (splitList "/" .)) }}{{ end -}}
+{{- $vhost := regexReplaceAll "/?[^/]*$" . "" -}}
+{{- if not (regexMatch "[*?]" $vhost) }}{{ include "ringproxy.rights.decoded" $vhost }}{{ end -}}
 {{- end -}}
 
 {{/* A part of a URL, without its percent-encoding. */}}
