@@ -434,6 +434,34 @@ def test_if_every_pattern_has_a_wildcard_for_its_virtual_host_the_notes_name_the
     assert "that a pattern matches: */orders.\n" in said
 
 
+@pytest.mark.parametrize("user", ["", "guest@"])
+def test_the_notes_take_no_right_and_no_tag_from_guest(user: str, values: Path) -> None:
+    settings = {
+        "broker_url": f"amqp://{user}rabbit/shop",
+        "management_url": [f"http://{user}rabbit:15672"],
+        "groups": ["orders"],
+        "groups_operators": ["guest", "anna"],
+    }
+    said = notes(values, {"settings": settings, "secrets": VALUES["secrets"]})
+    assert re.findall("rabbitmqctl set_user_tags (.*)", said) == ["READER management"]
+    users = re.findall(r"set_permissions -p shop (\S+)", said)
+    assert users == ["WRITER", "READER", "PUBLISHER", "CONSUMER", "anna"]
+    assert "Name a user other than guest" in said
+    assert "Name a user other than guest" not in notes(values, VALUES)
+
+
+def test_the_notes_have_one_line_for_a_user_with_several_tasks(values: Path) -> None:
+    settings = {"groups_operators": ["orders", "orders-reader", "anna"]}
+    said = notes(values, merged(VALUES, {"settings": settings}))
+    rights = dict(re.findall(r"set_permissions -p shop (\S+) (.*)", said))
+    assert list(rights) == re.findall(r"set_permissions -p shop (\S+)", said)
+    assert list(rights) == ["orders", "orders-reader", "PUBLISHER", "CONSUMER", "anna"]
+    assert rights["orders-reader"] == rights["anna"] == r"'^$' '^orders\.group\.(operators|pauses)$' '^$'"
+    write = shlex.split(rights["orders"])[1]
+    assert all(re.search(write, f"orders.group.{name}") for name in ("operators", "pauses"))
+    assert "set_permissions -p / orders-reader '^$' '^$' '^$'\n" in said
+
+
 def test_the_notes_advise_against_rights_on_every_exchange(values: Path) -> None:
     settings = {key: VALUES["settings"][key] for key in ("broker_url", "management_url")}
     said = notes(values, {"settings": settings, "secrets": VALUES["secrets"]})

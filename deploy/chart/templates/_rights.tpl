@@ -49,15 +49,20 @@ each line is for stands in docs/how-to/secure.md, docs/reference/access.md and d
 {{- $write := concat $publish $of_groups -}}
 {{- if and .settings.groups_dead_letter $lists.groups }}{{ $write = append $write (regexQuoteMeta .settings.groups_dead_letter) }}{{ end -}}
 {{- $for := printf "  rabbitmqctl set_permissions -p %s" (include "ringproxy.rights.word" $vhost) -}}
+{{- $orders := list -}}
+{{- range $lists.groups }}{{ $orders = append $orders (printf "%s\\.group\\.(operators|pauses)" .) }}{{ end -}}
+{{- $operators := list -}}
+{{- range .settings.groups_operators }}{{ $operators = append $operators (include "ringproxy.rights.word" .) }}{{ end -}}
 {{- printf "%s %s '%s' '%s' '%s'\n" $for .writer (include "ringproxy.rights.any" $own) (include "ringproxy.rights.any" $write) (include "ringproxy.rights.any" $of_groups) -}}
-{{- if ne .reader .writer }}{{ printf "%s %s '^$' '^$' '^$'\n" $for .reader }}{{ end -}}
+{{- if ne .reader .writer -}}
+  {{- printf "%s %s '^$' '%s' '^$'\n" $for .reader (include "ringproxy.rights.any" (ternary $orders list (has .reader $operators))) -}}
+{{- end -}}
 {{- printf "%s PUBLISHER '^$' '%s' '^$'\n" $for (include "ringproxy.rights.any" $publish) -}}
 {{- if $lists.groups -}}
   {{- $read := list -}}
   {{- range $lists.groups }}{{ $read = append $read (printf "%s(\\.[0-9]+)?" .) }}{{ end -}}
   {{- printf "%s CONSUMER '^$' '^$' '%s'\n" $for (include "ringproxy.rights.any" $read) -}}
-  {{- $orders := list -}}
-  {{- range $lists.groups }}{{ $orders = append $orders (printf "%s\\.group\\.(operators|pauses)" .) }}{{ end -}}
-  {{- range .settings.groups_operators }}{{ printf "%s %s '^$' '%s' '^$'\n" $for (include "ringproxy.rights.word" .) (include "ringproxy.rights.any" $orders) }}{{ end -}}
+  {{- /* The writer may write that already, and so may guest. */}}
+  {{- range without $operators .writer .reader "guest" }}{{ printf "%s %s '^$' '%s' '^$'\n" $for . (include "ringproxy.rights.any" $orders) }}{{ end -}}
 {{- end -}}
 {{- end -}}
