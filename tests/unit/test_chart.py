@@ -379,6 +379,19 @@ def test_a_job_that_differs_has_another_name(values: Path) -> None:
     assert re.fullmatch(r"ringproxy-topology-[0-9a-f]{8}", first)
 
 
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_names_for_the_longest_name_of_a_release_fit_a_label(kind: str, values: Path) -> None:
+    values.write_text(yaml.safe_dump(merged(VALUES, {"topology": {"kind": kind}})))
+    release = "r" * 44 + "-" + "s" * 8
+    made = documents(output("helm", "template", release, CHART, "--values", values))
+    names = {each["metadata"]["name"] for each in made}
+    assert max(map(len, names)) <= 63
+    name = one(made, kind)["metadata"]["name"]
+    assert re.fullmatch("r{44}-topology" + "-[0-9a-f]{8}" * (kind == "Job"), name)
+    for each in (each for each in made if not each["apiVersion"].startswith("monitoring.coreos.com/")):
+        check(each, VERSIONS[-1])
+
+
 def test_the_notes_print_the_rights_that_each_user_needs(values: Path) -> None:
     said = notes(values, VALUES)
     commands = re.findall(r"^  (rabbitmqctl .*|ring-proxy .*)$", said, re.MULTILINE)
