@@ -84,6 +84,18 @@ def test_every_job_of_a_workflow_needs_jobs_that_are_there_and_may_only_read_by_
         assert ({needs} if isinstance(needs, str) else set(needs)) <= set(workflow["jobs"])
 
 
+def test_a_release_publishes_nothing_before_all_else_is_built() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    steps = {name: {step.get("uses", "").partition("@")[0] for step in job["steps"]} for name, job in jobs.items()}
+    built = {name for name, actions in steps.items() if "actions/upload-artifact" in actions}
+    assert built == {"wheels", "debian", "chart"}
+    publish = {"pypa/gh-action-pypi-publish", "docker/build-push-action"}
+    published = {name for name, actions in steps.items() if actions & publish}
+    assert published == {"packages", "image"}
+    assert all(built <= set(jobs[name]["needs"]) for name in published)
+    assert published <= set(jobs["announce"]["needs"])
+
+
 @pytest.mark.parametrize(
     ("message", "status"),
     [
