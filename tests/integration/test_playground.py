@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi
 
-STEP_SECONDS = 30.0
+STEP_SECONDS = 60.0
 
 
 class Player:
@@ -36,17 +37,20 @@ class Player:
         """Read the screen until it shows some words."""
         end = time.monotonic() + STEP_SECONDS
         while words not in self.seen:
-            assert time.monotonic() < end, f"no {words!r} in {self.seen[-3000:]}"
-            self._read()
+            assert self._read(end), f"no {words!r} in {self.seen[-3000:]}"
 
     def status(self) -> int:
         """Read the rest, and return the status with which the playground ends."""
-        while self._read():
+        end = time.monotonic() + STEP_SECONDS
+        while self._read(end):
             pass
         os.close(self._terminal)
         return self.process.wait(STEP_SECONDS)
 
-    def _read(self) -> bool:
+    def _read(self, end: float) -> bool:
+        """Read what comes next; return False once the playground has ended, or at a time."""
+        if not select.select([self._terminal], [], [], max(0.0, end - time.monotonic()))[0]:
+            return False
         try:
             part = os.read(self._terminal, 65536)
         except OSError:  # the other end is closed
@@ -88,7 +92,7 @@ def test_an_interrupt_leaves_nothing(broker: Broker, vhosts: set[str]) -> None:
     player = Player(broker)
     try:
         player.until("orders confirmed")
-        player.process.send_signal(signal.SIGINT)
+        player.process.send_signal(signal.SIGTERM)
         assert player.status() == 130, player.seen[-3000:]
     finally:
         player.process.kill()
