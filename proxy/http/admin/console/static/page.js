@@ -15,7 +15,7 @@ let snapshot = null;    // the last event
 let trouble = "";       // why there is no stream; empty if there is one
 let about = null;       // what /console/about says
 let fleet = null;       // what /console/fleet last said
-let runbook = null;     // the runbook's Markdown
+let runbook = null;     // the runbook's Markdown, or why there is none
 let asked = {};         // answers to questions of the view that is shown
 let stream = null;      // the AbortController of the stream
 
@@ -285,11 +285,12 @@ const views = {
   },
 
   runbook(section) {
-    if (runbook === null) { runbook = ""; fetch("console/runbook.md").then((r) => r.text()).then((text) => { runbook = text; draw(); }, () => { runbook = null; }); }
+    if (runbook === null) readRunbook();
     const anchor = (title) => title.toLowerCase().replaceAll(" ", "-");
-    const found = runbook && runbook.split(/^## /m).slice(1).find((part) => anchor(part.split("\n", 1)[0]) === section);
+    const found = runbook.text && runbook.text.split(/^## /m).slice(1).find((part) => anchor(part.split("\n", 1)[0]) === section);
     return [h("h1", { tabindex: "-1" }, found ? found.split("\n", 1)[0] : section || "Runbook"),
-      found ? markdown(found.slice(found.indexOf("\n"))) : h("p", {}, runbook ? "The runbook has no such section." : "Loading."),
+      found ? markdown(found.slice(found.indexOf("\n"))) : runbook.problem ? h("p", { class: "bad" }, `The runbook cannot be read: ${runbook.problem}.`)
+        : h("p", {}, runbook.text ? "The runbook has no such section." : "Loading."),
       h("p", { class: "soft" }, "From docs/how-to/troubleshoot.md of this release. ", h("a", { href: "#/" }, "Back to what is wrong now"))];
   },
 };
@@ -411,6 +412,17 @@ async function get(path) {
   } catch (error) {
     return { problem: `the sidecar does not answer (${error.message})` };
   }
+}
+
+async function readRunbook() {
+  runbook = {};
+  try {
+    const response = await fetch("console/runbook.md");
+    runbook = response.ok ? { text: await response.text() } : { problem: `the sidecar answered ${response.status}` };
+  } catch (error) {
+    runbook = { problem: `the sidecar does not answer (${error.message})` };
+  }
+  draw();
 }
 
 async function ask(what, path) {
