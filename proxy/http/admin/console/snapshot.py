@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, PassReason, Ro
 if TYPE_CHECKING:
     from proxy.groups.groups import Groups
     from proxy.http.admin.console.group_states import GroupStates
+
+log = logging.getLogger(__name__)
 
 MOST_SHOWN: Final = 50
 """The most exchanges, and the most groups, of one overview."""
@@ -78,6 +81,8 @@ class Snapshots:
         self.history = History(self._totals)
         self._groups: GroupStates | None = None
         """The states of groups; None where there can be none."""
+        self._faulty: set[View] = set()
+        """The views whose last details could not be made."""
         if parts.groups is not None:
             # Imported only here, as the groups themselves are: what they import takes memory.
             from proxy.http.admin.console import group_states
@@ -85,17 +90,29 @@ class Snapshots:
             self._groups = group_states.GroupStates(parts.groups, FEW, MOST_SHARDS)
 
     async def make(self, views: Sequence[View]) -> dict[View, bytes]:
-        """Return the snapshot of now for each of these views, as JSON without line ends."""
+        """Return the snapshot of now for each of these views, as JSON without line ends.
+
+        A detail that cannot be made is null, with a `fault` that says so: a defect in one takes no other view away.
+        """
         look = self.history.look()
         overview = _json(self._overview(look))
         if self._groups is not None:
             self._groups.keep({(view.vhost, view.exchange) for view in views if view.kind == "group"})
         made = {}
+        self._faulty.intersection_update(views)
         for view in views:
             # Others have a turn between two details, each of which may take some milliseconds.
             await asyncio.sleep(0)
-            detail = await self._detail(view, look)
-            made[view] = b'{"overview":%b,"detail":%b}' % (overview, b"null" if detail is None else _json(detail))
+            detail, fault = b"null", ""
+            try:
+                detail = _json(await self._detail(view, look))
+                self._faulty.discard(view)
+            except Exception as error:
+                fault = f"A defect of ringproxy ({type(error).__name__}) keeps this from being shown; its log has more."
+                if view not in self._faulty:
+                    log.exception("unexpected error while a detail for the console was made")
+                self._faulty.add(view)
+            made[view] = b'{"overview":%b,"detail":%b,"fault":%b}' % (overview, detail, _json(fault))
         return made
 
     def overview(self, look: Look) -> Overview:

@@ -1,10 +1,12 @@
 """The streams of server-sent events: one snapshot a second for all of them, and no queue for any.
 
 A stream that falls behind misses snapshots, and gets the newest once its reader has taken the last. The listener closes
-the connection of one that takes nothing (`proxy/http/server.py`).
+the connection of one that takes nothing (`proxy/http/server.py`). Where there is no new snapshot a comment is written
+instead: a client that has left is noticed only by a write, and a client notices by the comments that the sidecar lives.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,6 +51,8 @@ class Streams:
         """Set once the snapshot after `_made` is there; another event takes its place then."""
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
+        """Whether the last snapshot could not be made."""
         self._is_over = False
 
     @property
@@ -78,15 +82,22 @@ class Streams:
         return response
 
     async def _send(self, response: web.StreamResponse, view: View) -> None:
-        """Write each snapshot of a view that is the newest when the reader is ready for one, until `aclose`."""
+        """Write each snapshot of a view that is the newest when the reader is ready for one, or a comment.
+
+        Returns after `aclose`.
+        """
         shown = b""
         while not self._is_over:
             following, newest = self._next, self._made.get(view, b"")
             if newest is not shown:
                 shown = newest
                 await response.write(b"data: %b\n\n" % newest)
+            else:
+                await response.write(b": \n\n")
             if following is self._next:
-                await following.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(2 * EVERY):
+                        await following.wait()
 
     async def aclose(self) -> None:
         """End all streams."""
@@ -102,8 +113,11 @@ class Streams:
             self._wanted.clear()
             try:
                 self._made = await self._make(list(self._views))
+                self._is_failing = False
             except Exception:
-                log.exception("unexpected error while a snapshot for the console was made")
+                if not self._is_failing:
+                    log.exception("unexpected error while a snapshot for the console was made; it is tried each second")
+                self._is_failing = True
             before, self._next = self._next, asyncio.Event()
             before.set()
             await asyncio.sleep(SOONEST)

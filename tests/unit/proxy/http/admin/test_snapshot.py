@@ -138,3 +138,30 @@ async def test_no_name_breaks_an_event(parts: Parts, name: str) -> None:
     snapshot = (await Snapshots(parts).make([view]))[view]
     assert b"\n" not in snapshot
     assert json.loads(snapshot)["overview"]["exchanges"]["shown"][0]["exchange"] == name
+
+
+async def test_a_defect_in_one_detail_takes_no_other_view_away(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for exchange in ("orders", "payments"):
+        parts.router.entries["/", exchange] = entry(parts, queues(2))
+    good, bad = View("exchange", "/", "orders"), View("exchange", "/", "payments")
+    real = Snapshots._exchange_detail
+
+    def fails(self: Snapshots, name: tuple[str, str], *rest: Any) -> dict[str, Any]:
+        if name[1] == "payments":
+            raise RuntimeError("a defect")
+        return real(self, name, *rest)
+
+    snapshots = Snapshots(parts)
+    with monkeypatch.context() as patched:
+        patched.setattr(Snapshots, "_exchange_detail", fails)
+        for _ in range(3):
+            made = {view: json.loads(found) for view, found in (await snapshots.make([good, bad, ALL])).items()}
+            assert made[bad]["detail"] is None
+            assert "A defect of ringproxy (RuntimeError)" in made[bad]["fault"]
+            assert made[good]["detail"]["destinations_of"] == 2
+            assert made[good]["fault"] == made[ALL]["fault"] == ""
+            assert made[bad]["overview"] == made[ALL]["overview"]
+    assert caplog.text.count("Traceback") == 1
+    assert json.loads((await snapshots.make([bad]))[bad])["detail"]["destinations_of"] == 2

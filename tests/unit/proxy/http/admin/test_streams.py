@@ -73,7 +73,8 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def event(response: object) -> list[object]:
     """Return the next event of a stream."""
-    line = await response.content.readuntil(b"\n\n")  # type: ignore[attr-defined]
+    while (line := await response.content.readuntil(b"\n\n")) == b": \n\n":  # type: ignore[attr-defined]
+        pass
     assert line.startswith(b"data: ")
     found: list[object] = json.loads(line.removeprefix(b"data: "))
     return found
@@ -150,7 +151,25 @@ async def test_a_defect_of_a_snapshot_ends_no_stream(caplog: pytest.LogCaptureFi
     case.faults = 2
     async with case.listening() as session, session.get(case.url) as one:
         assert (await event(one))[1] == 3
-    assert "unexpected error while a snapshot for the console was made" in caplog.text
+    assert caplog.text.count("unexpected error while a snapshot for the console was made") == 1
+
+
+async def test_places_come_free_although_every_snapshot_fails(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case()
+    case.faults = 1 << 30
+    async with case.listening() as session:
+        streams = [await session.get(case.url) for _ in range(MOST_STREAMS)]
+        for each in streams:
+            for _ in range(3):
+                assert await each.content.readuntil(b"\n\n") == b": \n\n"
+        assert case.streams.open == MOST_STREAMS
+        for each in streams:
+            each.close()
+        await eventually(lambda: case.streams.open == 0 and case.streams._task is None)
+        made = case.number
+        await asyncio.sleep(0.1)
+        assert case.number == made
+    assert caplog.text.count("Traceback") == 1
 
 
 async def test_the_end_of_the_sidecar_ends_streams() -> None:
