@@ -7,6 +7,7 @@ import contextlib
 import curses
 import http.client
 import json
+import os
 import sys
 import threading
 import urllib.error
@@ -57,6 +58,8 @@ def picture(snapshot: Mapping[str, Any], subject: Subject) -> list[Line]:
     lines = [Line(f"ringproxy, sidecar {overview['sidecar'][:8]}, {ready}", "title"), Line("")]
     if subject == ALL:
         lines += _all(overview)
+    elif snapshot.get("fault"):
+        lines.append(Line(snapshot["fault"], "bad"))
     elif found is None:
         lines.append(Line(f"This sidecar knows no {subject[0]} {subject[2]} in {subject[1]}, or has no member of it."))
     else:
@@ -154,14 +157,17 @@ def _group(g: Mapping[str, Any]) -> Iterator[Line]:
         "MEMBERS AND SHARDS   . nothing waits   + messages wait   ! nobody gets them   > moves   = paused   ? unknown",
         "head",
     )
-    held: dict[str, list[str]] = {}
+    # By the id: members on one connection have the same title.
+    held: dict[str | None, list[str]] = {}
     for shard in g["shards"]:
-        held.setdefault(titles.get(shard["holder"], "nobody"), []).append(_cell(shard, moving))
+        holder = shard["holder"] if shard["holder"] in titles else None
+        held.setdefault(holder, []).append(_cell(shard, moving))
     for member in g["members"]:
-        who, cells = titles[member["id"]], " ".join(held.pop(titles[member["id"]], []))
+        who, cells = titles[member["id"]], " ".join(held.get(member["id"], []))
         has = f"{len(member['shards'])} of {member['wanted']}, {member['unacked']} unacked"
         yield Line(f"{who}, {has}: {cells}", "bad" if member["stalled"] else "")
-    yield from (Line(f"{who}: {' '.join(cells)}", "bad") for who, cells in held.items())
+    if None in held:
+        yield Line(f"nobody: {' '.join(held[None])}", "bad")
     if g["moves"]:
         ways = [
             (
@@ -325,8 +331,28 @@ def run(sidecar: str) -> None:
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         print("\n".join(line.text for line in lines))
         return
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         curses.wrapper(lambda screen: _Top(screen, sidecar, first).show())
+    except KeyboardInterrupt:
+        pass
+    except curses.error as error:
+        term = os.environ.get("TERM", "")
+        raise QuestionError(
+            f"TERM={term!r}: {error}; set TERM to the kind of your terminal, such as xterm, or pipe the output into cat"
+        ) from None
+
+
+def follow(before: Sequence[Subject], at: int, now: Sequence[Subject]) -> int:
+    """Return which row of `now` shows what row `at` of `before` did, or the nearest if none does.
+
+    A finding that appears moves the rows after it, so that a row is known by its subject; of several rows of a subject,
+    by how many follow.
+    """
+    if at < len(before):
+        places = [number for number, subject in enumerate(now) if subject == before[at]]
+        if places:
+            return places[max(len(places) - before[at:].count(before[at]), 0)]
+    return min(at, max(len(now) - 1, 0))
 
 
 class _Top:
@@ -335,6 +361,8 @@ class _Top:
     def __init__(self, screen: "curses.window", sidecar: str, first: Mapping[str, Any]) -> None:
         self._screen, self._sidecar = screen, sidecar
         self._subject, self._at, self._first_line = ALL, 0, 0
+        self._opens: Sequence[Subject] = []
+        """The subjects of the rows that could be chosen when the page was last drawn."""
         self._snapshot = first
         self._stream = Stream(sidecar, ALL)
         self._styles = _styles()
@@ -348,6 +376,8 @@ class _Top:
             self._snapshot = self._stream.newest or self._snapshot
             lines = picture(self._snapshot, self._subject)
             chosen = [number for number, line in enumerate(lines) if line.opens is not None]
+            opens = [line.opens for line in lines if line.opens is not None]
+            self._at, self._opens = follow(self._opens, self._at, opens), opens
             self._draw(lines, chosen)
             key = self._screen.getch()
             if key == ord("q"):
@@ -376,8 +406,8 @@ class _Top:
 
     def _open(self, subject: Subject) -> None:
         self._stream.close()
-        self._subject, self._at, self._first_line = subject, 0, 0
-        self._snapshot = {**self._snapshot, "detail": None}
+        self._subject, self._at, self._first_line, self._opens = subject, 0, 0, []
+        self._snapshot = {**self._snapshot, "detail": None, "fault": ""}
         self._stream = Stream(self._sidecar, subject)
 
     def _draw(self, lines: Sequence[Line], chosen: Sequence[int]) -> None:

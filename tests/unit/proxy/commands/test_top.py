@@ -3,6 +3,10 @@
 import copy
 import http.server
 import json
+import os
+import pty
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,6 +134,29 @@ def test_a_group_shows_members_with_their_shards_moves_and_blocked_keys() -> Non
     assert not any("not routed" in line for line in shown)
 
 
+def test_members_on_one_connection_have_their_own_shards() -> None:
+    group = copy.deepcopy(DETAIL)
+    group["members"] = [{**DETAIL["members"][0], "id": each} for each in ("1", "2")]  # type: ignore[index]
+    group["shards"] = [shard("orders.1", "1"), shard("orders.2", "2"), shard("orders.3", "has left")]
+    shown = text({**SNAPSHOT, "detail": group}, ("group", "shop", "orders")).splitlines()
+    assert [line.rpartition(": ")[2] for line in shown if "10.0.0.7:5 billing-0, 1 of 1" in line] == ["1.", "2."]
+    assert "nobody: 3." in shown
+
+
+def test_a_detail_that_cannot_be_made_is_told() -> None:
+    assert "A defect" in text({**SNAPSHOT, "fault": "A defect of ringproxy"}, ("group", "shop", "orders"))
+
+
+def test_a_chosen_row_stays_chosen_as_others_come_and_go() -> None:
+    a, b, c = (("exchange", "shop", name) for name in "abc")
+    assert top.follow([a, b], 1, [c, a, b]) == 2
+    assert top.follow([a, b], 1, [b, a, b]) == 2
+    assert top.follow([b, a, b], 0, [c, b, a, b]) == 1
+    assert top.follow([b, a, b], 0, [a, b]) == 1
+    assert top.follow([a, b, c], 2, [a, b]) == 1
+    assert top.follow([a], 0, []) == top.follow([], 0, [a]) == 0
+
+
 def test_an_exchange_shows_what_went_where() -> None:
     detail = {
         "rates": {"confirmed": 4.0},
@@ -179,6 +206,32 @@ def test_without_a_terminal_one_picture_is_printed(capsys: pytest.CaptureFixture
     with answering(200, b"data: %b\n\n" % json.dumps(SNAPSHOT).encode()) as url:
         assert main(["top", "--sidecar", url]) == 0
     assert capsys.readouterr().out.splitlines() == text(SNAPSHOT).splitlines()
+
+
+def test_an_unknown_terminal_is_told() -> None:
+    master, slave = pty.openpty()
+    try:
+        with answering(200, b"data: %b\n\n" % json.dumps(SNAPSHOT).encode()) as url:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import sys; from proxy.cli import main; sys.exit(main(['top', '--sidecar', {url!r}]))",
+                ],
+                env={**os.environ, "TERM": "no-such-kind"},
+                stdin=slave,
+                stdout=slave,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert done.returncode == 2
+    assert "TERM='no-such-kind'" in done.stderr
+    assert "set TERM" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
