@@ -4,6 +4,7 @@ import asyncio
 import os
 import pty
 import select
+import signal
 import socket
 import subprocess
 import time
@@ -306,6 +307,37 @@ async def test_a_queue_that_dead_letters(start_sidecar: StartSidecar, vhost: Vir
         await found(tab, "payments is not routed (dead_letter)", "not-routed")
         await go(tab, "#/")
         await says(tab, "These queues would dead-letter under their own names: 'payments.1'")
+
+
+async def test_a_finding_that_appears_leaves_a_form_alone(
+    start_sidecar: StartSidecar, vhost: VirtualHost, browser: int
+) -> None:
+    vhost.ring("payments", ["payments.1", "payments.2"])
+    sidecar = start_sidecar(sync_interval="1")
+    assert sidecar.publish("payments", "k", vhost=vhost.name).status == 200
+    async with page(browser, sidecar, place("exchange", vhost, "payments")) as tab:
+        await says(tab, "Where a key goes")
+        assert await tab.value("document.querySelector('.findings') === null") is True
+        await tab.value(
+            "(document.querySelector('input').focus(), document.querySelector('input').value = 'custom', true)"
+        )
+        vhost.queue("payments.3", x_dead_letter_exchange="dead")
+        vhost.bind("payments", "payments.3")
+        await says(tab, "payments is not routed (dead_letter)")
+        assert await tab.value("document.activeElement.name") == "key"
+        assert await tab.value("document.activeElement.value") == "custom"
+        await tab.value("(document.querySelector('form button').click(), true)")
+        await says(tab, "As of ")
+
+
+async def test_a_sidecar_that_hangs_is_not_live(sidecar: Sidecar, browser: int) -> None:
+    async with page(browser, sidecar) as tab:
+        sidecar.signal(signal.SIGSTOP)
+        try:
+            await until(tab, "document.getElementById('status').textContent.includes('the sidecar says nothing')")
+        finally:
+            sidecar.signal(signal.SIGCONT)
+        await until(tab, "document.getElementById('status').textContent.startsWith('Live')")
 
 
 async def test_many_exchanges_and_shards_stay_readable(

@@ -9,14 +9,15 @@ const FAILED = ["nacked", "unroutable", "unavailable", "rejected", "invalid", "u
 const LEVELS = ["critical", "warning", "note"];
 const SVG_TAGS = new Set(["svg", "circle", "rect", "polyline", "line", "title"]);
 const MOST_BUFFERED = 1 << 24;
+const SILENCE = 5000;   // milliseconds without anything after which a stream is given up: the sidecar writes each second
 const MOST_ROWS = 20;   // of tables that stand above others
 
 let snapshot = null;    // the last event
 let trouble = "";       // why there is no stream; empty if there is one
 let about = null;       // what /console/about says
-let fleet = null;       // what /console/fleet last said
 let runbook = null;     // the runbook's Markdown, or why there is none
 let asked = {};         // answers to questions of the view that is shown
+const kept = {};        // those that stay
 let stream = null;      // the AbortController of the stream
 
 // Nodes
@@ -203,6 +204,7 @@ const views = {
   exchange(vhost, exchange) {
     const e = snapshot.detail, of = { vhost, exchange };
     const title = h("h1", { tabindex: "-1" }, "Exchange ", name(exchange), h("small", {}, " in ", name(vhost)));
+    if (snapshot.fault) return [title, h("p", { class: "bad" }, snapshot.fault)];
     if (!e) {
       return [title, h("p", {}, "This sidecar has not read an exchange of this name."),
         h("button", { onclick: () => ask("look", `rings/${encodeURIComponent(vhost)}/${encodeURIComponent(exchange)}`) }, "Have it read"), answer("look", () => null)];
@@ -237,6 +239,7 @@ const views = {
     const path = `groups/${encodeURIComponent(vhost)}/${encodeURIComponent(exchange)}`;
     const g = snapshot.detail || (asked.figures && asked.figures.answer);
     const reader = [h("button", { onclick: () => ask("figures", path) }, "Read its figures now"), answer("figures", () => null)];
+    if (snapshot.fault) return [title, h("p", { class: "bad" }, snapshot.fault)];
     if (!g) return [title, h("p", {}, "No client of this sidecar is a member, so it knows nothing of the members."), reader];
     const titles = new Map(g.members.map((m) => [m.id, m.client || m.id]));
     return [title,
@@ -266,22 +269,22 @@ const views = {
   fleet() {
     return [h("h1", { tabindex: "-1" }, "The fleet"),
       h("p", {}, "The sidecars that are connected to the broker, by its list of connections. The broker is asked only when you press the button, at most every 10 s."),
-      h("button", { onclick: async () => { fleet = await get("console/fleet"); draw(); } }, "Ask the broker"),
-      fleet && (fleet.problem || fleet.fault ? h("p", { class: "bad" }, fleet.problem || fleet.fault) : [
+      h("button", { onclick: () => ask("fleet", "console/fleet", kept) }, "Ask the broker"),
+      answer("fleet", (fleet) => fleet.fault ? h("p", { class: "bad" }, fleet.fault) : [
         !fleet.sees_all && h("p", { class: "warn" }, "The list is not whole: the user of management_url lacks the tag monitoring, so it sees its own connections only."),
         tiles(["Sidecars", whole(fleet.sidecars_of)], ["Connections", whole(fleet.connections)], ["RabbitMQ", fleet.broker.rabbitmq_version || "?"], ["Erlang", fleet.broker.erlang_version || "?"], ["Cluster", fleet.broker.cluster_name || "?"]),
         table("Sidecars", ["host", "id", "version", "#ring format", "#connections"], fleet.sidecars.map((s) =>
           [[name(s.host), s.own && " (this one)"], name(s.id), s.version, s.ring_format, whole(s.connections)])),
         cut(fleet.sidecars, fleet.sidecars_of, "sidecars"),
-        fleet.others.length > 0 && table("Connections of no sidecar: programs that use the broker itself", ["user", "#connections"], fleet.others.map((u) => [name(u.user), whole(u.connections)]))])];
+        fleet.others.length > 0 && table("Connections of no sidecar: programs that use the broker itself", ["user", "#connections"], fleet.others.map((u) => [name(u.user), whole(u.connections)]))], kept)];
   },
 
   about() {
-    if (!about) get("console/about").then((told) => { about = told; draw(); });
+    if (!about) { about = {}; get("console/about").then((told) => { about = told; draw(); }); }
     return [h("h1", { tabindex: "-1" }, "This sidecar"),
-      about && (about.problem ? h("p", { class: "bad" }, about.problem) : [
+      about.problem ? h("p", { class: "bad" }, about.problem) : about.sidecar && [
         table("What runs", ["what", "value"], [["host", about.host], ["id", about.sidecar], ["ringproxy", about.version], ["ring format", String(about.ring_format)], ["hot modules", about.hot_loop], ["Python", about.python], ["default virtual host", about.default_vhost]]),
-        h("h2", {}, "Settings"), h("p", { class: "soft" }, "Passwords are hidden."), h("pre", { tabindex: "0" }, about.settings)])];
+        h("h2", {}, "Settings"), h("p", { class: "soft" }, "Passwords are hidden."), h("pre", { tabindex: "0" }, about.settings)]];
   },
 
   runbook(section) {
@@ -425,18 +428,19 @@ async function readRunbook() {
   draw();
 }
 
-async function ask(what, path) {
-  const of = asked;
+async function ask(what, path, of = asked) {
   of[what] = { waits: true };
   draw();
   const told = await get(path);
-  of[what] = told.problem ? { problem: told.problem } : { answer: told };
+  of[what] = told.problem ? { problem: told.problem } : { answer: told, at: Date.now() / 1000 };
   draw();
 }
 
-function answer(what, show) {
-  const a = asked[what];
-  return h("div", { role: "status" }, a && (a.waits ? h("p", { class: "soft" }, "Asking.") : a.problem ? h("p", { class: "bad" }, a.problem) : show(a.answer)));
+// An answer has its time, as it does not change as the rest of the page does.
+function answer(what, show, of = asked) {
+  const a = of[what];
+  return h("div", { role: "status" }, a && (a.waits ? h("p", { class: "soft" }, "Asking.") : a.problem ? h("p", { class: "bad" }, a.problem)
+    : [h("p", { class: "soft" }, `As of ${clock(a.at)}.`), show(a.answer)]));
 }
 
 // Where we are, and the stream
@@ -447,10 +451,12 @@ function route() {
 }
 
 function draw() {
+  drawStatus();   // before a view, which may fail
   const parts = route(), main = document.getElementById("main"), made = main.cloneNode(false);
   const needsNothing = ["about", "runbook", "fleet"].includes(parts[0]);
   const nodes = snapshot || needsNothing ? views[parts[0]](...parts.slice(1)) : [h("h1", { tabindex: "-1" }, "ringproxy"), h("p", {}, trouble || "Waiting for the sidecar.")];
-  made.append(...[nodes].flat(Infinity).filter(Boolean));
+  // Each part of a view has its place, also while it has nothing, or one that appears would replace a form after it.
+  made.append(...nodes.map((part) => (part instanceof Node ? part : h("div", { hidden: !part }, part))));
   morph(main, made);
   for (const a of document.querySelectorAll("nav a")) {
     const of = a.getAttribute("href").slice(2), here = of === parts[0] || (of && parts[0] && of === `${parts[0]}s`);
@@ -458,6 +464,9 @@ function draw() {
     else a.removeAttribute("aria-current");
   }
   document.title = `${parts.slice(1).reverse().filter(Boolean).join(" in ") || parts[0] || "now"} · ringproxy`;
+}
+
+function drawStatus() {
   const status = document.getElementById("status"), o = snapshot && snapshot.overview;
   const worst = o && o.findings.of ? `${count(o.findings.of, "finding")}, the worst ${LEVELS[o.findings.shown[0].severity]}` : "no findings";
   const said = trouble || (o ? `Live, sidecar ${short(o.sidecar)}, ${o.ready ? "ready" : "not ready"}, ${worst}` : "");
@@ -470,38 +479,59 @@ async function listen() {
   if (document.hidden) { stream = null; return; }
   const mine = (stream = new AbortController()), [kind, vhost, exchange] = route();
   const query = kind === "exchange" || kind === "group" ? `?kind=${kind}&vhost=${encodeURIComponent(vhost || "")}&exchange=${encodeURIComponent(exchange || "")}` : "";
+  let watch = 0, fresh = performance.now();
+  const heard = () => { clearTimeout(watch); watch = setTimeout(() => mine.abort(new Error("the sidecar says nothing")), SILENCE); };
   try {
+    heard();
     const response = await fetch(`console/events${query}`, { signal: mine.signal, cache: "no-store" });
     if (!response.ok) throw new Error((await response.json()).detail);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let held = ""; ;) {
       const { value, done } = await reader.read();
+      if (stream !== mine) return;
       if (done) throw new Error("the sidecar has ended the stream");
+      heard();
       held += value;
       if (held.length > MOST_BUFFERED) throw new Error("the sidecar sends no whole event");
       const events = held.split("\n\n");
       held = events.pop();
-      if (events.length) { snapshot = JSON.parse(events[events.length - 1].slice("data: ".length)); trouble = ""; draw(); }
+      const newest = events.filter((each) => each.startsWith("data: ")).pop();
+      if (newest) {
+        snapshot = JSON.parse(newest.slice("data: ".length));
+        [trouble, fresh] = ["", performance.now()];
+        draw();
+      } else if (performance.now() - fresh > SILENCE) {
+        trouble = "Not live: the sidecar makes no snapshots. Its log has the reason.";
+        draw();
+      }
     }
   } catch (error) {
     if (stream !== mine) return;
+    mine.abort();   // or an event that cannot be shown would keep its stream open
     stream = null;
+    setTimeout(() => { if (!stream) listen(); }, 2000);
     trouble = `Not live: ${error.message}. Trying again.`;
     draw();
-    setTimeout(() => { if (!stream) listen(); }, 2000);
+  } finally {
+    clearTimeout(watch);
   }
 }
 
 addEventListener("hashchange", () => {
   asked = {};
-  if (snapshot) snapshot.detail = null;
+  if (snapshot) [snapshot.detail, snapshot.fault] = [null, ""];
+  if (about && about.problem) about = null;
+  if (runbook && runbook.problem) runbook = null;
   draw();
   listen();
   scrollTo(0, 0);
   const title = document.querySelector("main h1");
   if (title) title.focus({ preventScroll: true });
 });
-document.addEventListener("visibilitychange", listen);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) { trouble = "Not live yet: asking the sidecar."; drawStatus(); }
+  listen();
+});
 document.querySelector(".skip").onclick = (event) => { event.preventDefault(); document.getElementById("main").focus(); };
 draw();
 listen();
