@@ -135,8 +135,8 @@ def test_a_group_shows_members_with_their_shards_moves_and_blocked_keys() -> Non
 
 
 def test_members_on_one_connection_have_their_own_shards() -> None:
-    group = copy.deepcopy(DETAIL)
-    group["members"] = [{**DETAIL["members"][0], "id": each} for each in ("1", "2")]  # type: ignore[index]
+    group: dict[str, Any] = copy.deepcopy(DETAIL)
+    group["members"] = [{**group["members"][0], "id": each} for each in ("1", "2")]
     group["shards"] = [shard("orders.1", "1"), shard("orders.2", "2"), shard("orders.3", "has left")]
     shown = text({**SNAPSHOT, "detail": group}, ("group", "shop", "orders")).splitlines()
     assert [line.rpartition(": ")[2] for line in shown if "10.0.0.7:5 billing-0, 1 of 1" in line] == ["1.", "2."]

@@ -144,7 +144,7 @@ async def test_a_defect_in_one_detail_takes_no_other_view_away(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for exchange in ("orders", "payments"):
-        parts.router.entries["/", exchange] = entry(parts, queues(2))
+        parts.router.put(("/", exchange), entry(parts, queues(2)))
     good, bad = View("exchange", "/", "orders"), View("exchange", "/", "payments")
     real = Snapshots._exchange_detail
 
