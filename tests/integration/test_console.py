@@ -340,6 +340,18 @@ async def test_a_sidecar_that_hangs_is_not_live(sidecar: Sidecar, browser: int) 
         await until(tab, "document.getElementById('status').textContent.startsWith('Live')")
 
 
+async def test_a_view_that_fails_is_tried_again(sidecar: Sidecar, browser: int) -> None:
+    async with page(browser, sidecar) as tab:
+        await tab.value("(window.whole = views[''], views[''] = () => { throw new Error('a defect'); }, true)")
+        await until(tab, "document.getElementById('status').textContent === 'Not live: a defect. Trying again.'")
+        # It is again there after more than one failed try.
+        await asyncio.sleep(5)
+        await tab.value("(views[''] = window.whole, true)")
+        await until(tab, "document.getElementById('status').textContent.startsWith('Live')")
+        assert tab.named("Runtime.exceptionThrown")
+        tab.events[:] = [event for event in tab.events if event["method"] != "Runtime.exceptionThrown"]
+
+
 async def test_many_exchanges_and_shards_stay_readable(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, browser: int
 ) -> None:
