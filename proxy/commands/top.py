@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -301,12 +302,17 @@ def events(sidecar: str, subject: Subject) -> Iterator[Mapping[str, Any]]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{sidecar.rstrip('/')}/console/events{query}", timeout=TIMEOUT) as response:
+            fresh = time.monotonic()
             while line := response.readline(MOST_EVENT):
+                # The sidecar writes comments while it makes no snapshot.
+                if not line.startswith(b"data: ") and time.monotonic() - fresh > TIMEOUT:
+                    raise QuestionError(f"{sidecar}: it makes no snapshots; its log has the reason")
                 if line.startswith(b"data: "):
                     found = json.loads(line.removeprefix(b"data: "))
                     if not isinstance(found, dict) or "overview" not in found:
                         raise QuestionError(f"{sidecar}: not a sidecar's answer; {WHICH}")
                     yield found
+                    fresh = time.monotonic()
     except urllib.error.HTTPError as error:
         hint = (
             "; is its admin_console false, or is it of an older release?"

@@ -2,6 +2,7 @@
 
 import copy
 import http.server
+import itertools
 import json
 import os
 import pty
@@ -10,12 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from proxy.cli import main
 from proxy.commands import top
+from proxy.commands.asking import TIMEOUT
 from proxy.commands.top import ALL, picture
 
 GROUP = {
@@ -251,6 +254,16 @@ def test_an_answer_that_is_none_is_told(
     with answering(status, body) as url:
         assert main(["top", "--sidecar", url]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_sidecar_that_makes_no_snapshots_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(0.0, 2 * TIMEOUT)
+    monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with answering(200, b": \n\n" * 3) as url:
+        assert main(["top", "--sidecar", url]) == 2
+    assert "it makes no snapshots; its log has the reason" in capsys.readouterr().err
 
 
 def test_an_address_that_is_no_url_is_told(capsys: pytest.CaptureFixture[str]) -> None:
