@@ -290,7 +290,7 @@ def test_the_last_spans_go_out_at_the_end(
     [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "not a URL such as http://collector:4318"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "'grpc' is not supported, only http/protobuf"),
-        ("RINGPROXY_TRACE_SAMPLE", "1.5", "trace_sample: 1.5 is not from 0 to 1"),
+        ("RINGPROXY_TRACE_SAMPLE", "1.5", "trace_sample: 1.5 is more than 1"),
     ],
 )
 def test_a_wrong_variable_is_named_at_the_start(
