@@ -7,7 +7,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from proxy.outcome import Outcome
 from proxy.topology.table import Name, PassReason
@@ -156,13 +156,15 @@ class Counts:
         for key in [key for key in self.unsent if key[1] == name]:
             del self.unsent[key]
 
-    def forget_destination(self, name: Name, destination: Destination) -> None:
-        """Drop what was counted of a destination that an exchange has no more."""
+    def forget_destinations(self, name: Name, destinations: Collection[Destination]) -> None:
+        """Drop what was counted of destinations that an exchange has no more."""
         for counter_table in self.counter_table.values():
-            for way, counters in counter_table.by_way.items():
-                if way[0] == name:
-                    counters.shadowed.pop(destination, None)
-                    counters.placed.pop(destination, None)
+            for reason in (None, *PassReason):
+                counters = counter_table.by_way.get((name, reason))
+                if counters is not None:
+                    for destination in destinations:
+                        counters.shadowed.pop(destination, None)
+                        counters.placed.pop(destination, None)
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
         """Return how many messages there were by ingress, exchange and outcome."""
@@ -189,6 +191,13 @@ class Counts:
             if counters.rerouted:
                 total[ingress, name] += counters.rerouted
         return total
+
+    def all_destinations(self) -> dict[Name, set[Destination]]:
+        """Return the destinations that publishes are counted for, by exchange."""
+        found: dict[Name, set[Destination]] = {}
+        for _, name, _, counters in self._counters():
+            found.setdefault(name, set()).update(counters.shadowed, counters.placed)
+        return found
 
     def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
         """Return how many publishes shadowed rings would have sent to each destination, by exchange and destination."""

@@ -39,20 +39,23 @@ class Forgetting:
         now, vhosts = self._router.clock(), self._vhosts()
         names = self._counts.names() | self._reader.changes.keys()
         gone: set[Counted] = {(name, None) for name in names if not self._is_there(name, vhosts)}
-        for name, counted in self._counts.all_shadowed().keys() | self._counts.all_placed().keys():
+        for name, counted in self._counts.all_destinations().items():
             entry = self._router.entries.get(name)
-            known = entry.known if entry is not None else None
-            if entry is not None and (known is None or counted not in known.ring.destinations):
-                gone.add((name, counted))
+            if entry is not None:
+                there = entry.known.ring.destinations if entry.known is not None else ()
+                gone.update((name, destination) for destination in counted.difference(there))
         self._gone_since = {each: self._gone_since.get(each, now) for each in gone}
+        ended: dict[Name, list[Destination]] = {}
         for name, destination in [each for each, since in self._gone_since.items() if now - since >= COUNTS_KEPT]:
             if destination is None:
                 self._counts.forget(name)
                 self._reader.changes.pop(name, None)
                 self._reader.moved.pop(name, None)
             else:
-                self._counts.forget_destination(name, destination)
+                ended.setdefault(name, []).append(destination)
             del self._gone_since[name, destination]
+        for name, destinations in ended.items():
+            self._counts.forget_destinations(name, destinations)
 
     def _is_there(self, name: Name, vhosts: Collection[str]) -> bool:
         return name in self._router.entries if name[1] else name[0] in vhosts

@@ -1,5 +1,9 @@
 """Counts of what is gone end a while later; those of what is there go on."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counts
 from proxy.routing.forgetting import COUNTS_KEPT, Forgetting
@@ -7,6 +11,7 @@ from proxy.routing.routes import RouteTables
 from proxy.settings.patterns import Selection
 from proxy.topology import scheduler as scheduler_module
 from proxy.topology.table import Name, PassReason
+from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, binding
 from tests.unit.proxy.topology.scheduling import A, B, Clock, Made, X, scheduling
 
@@ -105,3 +110,23 @@ async def test_tallies_of_destinations_that_an_exchange_has_no_more_end(fake: Fa
         clock.now += COUNTS_KEPT
         it.forgetting.sweep()
         assert dict(it.counts.placed(X)) == {A: 10}
+
+
+def test_a_ring_with_many_destinations_does_not_hold_the_others_up() -> None:
+    counts = Counts()
+    counters = counts.counter_table["amqp"].of(X, None)
+    there = tuple(Destination("queue", f"q{n}") for n in range(20_000))
+    gone = [Destination("queue", f"gone{n}") for n in range(20_000)]
+    for destination in (*there, *gone):
+        counters.tally(destination).count += 1
+    entry = SimpleNamespace(known=SimpleNamespace(ring=SimpleNamespace(destinations=there)))
+    router: Any = SimpleNamespace(entries={X: entry}, clock=time.perf_counter)
+    reader: Any = SimpleNamespace(changes={}, moved={})
+    forgetting = Forgetting(counts, router, reader, set)
+    began = time.process_time()
+    forgetting.sweep()
+    router.clock = lambda: time.perf_counter() + COUNTS_KEPT
+    forgetting.sweep()
+    # A search of the ring for each destination takes seconds.
+    assert time.process_time() - began < 1
+    assert counts.placed(X).keys() == set(there)
