@@ -18,7 +18,7 @@ class Environment:
     """The checked values of those variables that are used by name."""
 
     endpoint: str
-    """The URL of the receiver for the log, without a password."""
+    """The URL of the receiver for the log, without a password or a query, which may have a key."""
     queue: int
     """The most spans that wait to be sent."""
     batch: int
@@ -80,7 +80,7 @@ def _endpoint() -> str:
         url = URL()
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"{name}: not a URL such as http://collector:4318")
-    return str(url.with_user(None))
+    return str(url.with_user(None).with_query(None))
 
 
 def _number(name: str, default: int) -> int:

@@ -70,11 +70,13 @@ class Export:
         """How many spans the queue has got."""
         self.full = 0
         """How many spans were dropped, since the queue was full."""
+        self.refused = 0
+        """How many spans were dropped, since the SDK failed on them."""
 
     @property
     def ends(self) -> int:
         """How many spans have ended, dropped ones included."""
-        return self._queued + self.full
+        return self._queued + self.full + self.refused
 
     @property
     def failed(self) -> int:
@@ -87,12 +89,24 @@ class Export:
         return self._sender.is_failing
 
     def ended(self, span: Span) -> None:
-        """Hand a span over, or drop it where the queue is full: then it costs next to nothing."""
+        """Hand a span over, or drop it where the queue is full: then it costs next to nothing.
+
+        Raises nothing: callers are about to pass an answer on to a client.
+        """
         # Those that the thread is about to send have left the queue: it holds no more than this difference.
         if self._queued - self._sender.taken >= self._most:
             self.full += 1
             return
         self._queued += 1
+        try:
+            self._hand_over(span)
+        except Exception:
+            self._queued -= 1
+            if not self.refused:
+                log.warning("OpenTelemetry's SDK failed on a span, which is dropped", exc_info=True)
+            self.refused += 1
+
+    def _hand_over(self, span: Span) -> None:
         context = None
         if span.parent_id:
             parent = SpanContext(span.trace_id, span.parent_id, is_remote=True, trace_flags=_SAMPLED)

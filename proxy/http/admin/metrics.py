@@ -306,7 +306,12 @@ class ProxyCollector(Collector):
             "ringproxy_spans_dropped",
             "Spans that were not exported, by reason.",
             ["reason"],
-            {("open",): tracer.dropped, ("queue",): export.full, ("endpoint",): export.failed},
+            {
+                ("open",): tracer.dropped,
+                ("queue",): export.full,
+                ("sdk",): export.refused,
+                ("endpoint",): export.failed,
+            },
         )
         yield GaugeMetricFamily(
             "ringproxy_spans_failing", "1 if the endpoint did not take the last spans.", export.is_failing

@@ -45,7 +45,7 @@ def test_good_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file.write_text("")
     for name, value in {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "nonsense",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://user:secret@collector/v1/traces",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://user:secret@collector/v1/traces?key=secret",
         "OTEL_EXPORTER_OTLP_CERTIFICATE": str(file),
         "OTEL_EXPORTER_OTLP_TIMEOUT": "0.5",
         "OTEL_BSP_SCHEDULE_DELAY": "1",

@@ -95,3 +95,19 @@ async def test_a_failing_endpoint_is_told_of_once(endpoint: Endpoint, caplog: py
         "spans cannot be exported to http://x, and are dropped: why it fails",
         "spans are exported again",
     ]
+
+
+async def test_an_error_of_the_sdk_is_told_once_and_breaks_no_answer(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.go_on.set()
+    made = Export(Environment("http://x", queue=1, batch=1, delay=1))
+    tracer = Tracer(1.0, made.ended)
+    with monkeypatch.context() as broken:
+        broken.setattr(ReadableSpan, "__init__", None)
+        publish(tracer, 3)
+    assert (made.ends, made.refused, made.full, tracer.open) == (3, 3, 0, 0)
+    assert caplog.text.count("SDK failed on a span, which is dropped") == 1
+    async with made.running():
+        publish(tracer)
+    assert len(endpoint.spans) == 1
