@@ -120,6 +120,10 @@ class Export:
             made.set_status(Status(StatusCode.ERROR))
         made.end(span.ended_at)
 
+    def close(self) -> None:
+        """Send what is left, and end the SDK's thread."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """At the end of the context, send what is left for FLUSH_TIMEOUT at most."""
@@ -128,7 +132,7 @@ class Export:
             yield
         finally:
             # A thread of its own, which the end of the process does not wait for: the endpoint may answer nothing.
-            thread = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
+            thread = threading.Thread(target=self.close, name="last spans", daemon=True)
             thread.start()
             await asyncio.to_thread(thread.join, FLUSH_TIMEOUT)
             if thread.is_alive():

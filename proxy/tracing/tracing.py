@@ -21,8 +21,7 @@ class Tracing:
         self.tracer: Tracer | None = None
         self.export: Export | None = None
         if settings.trace_sample is not None and not is_disabled():
-            environment = Environment.read()
-            self.export = _sdk()(environment)
+            self.export = _export(Environment.read())
             self.tracer = Tracer(settings.trace_sample, self.export.ended)
 
     @contextlib.asynccontextmanager
@@ -38,19 +37,21 @@ class Tracing:
 def check(settings: Settings) -> None:
     """Check that what the settings ask for can be had, and send nothing. Raises ConfigError as `Tracing` does."""
     if settings.trace_sample is not None and not is_disabled():
-        Environment.read()
-        _sdk()
+        _export(Environment.read()).close()
 
 
-def _sdk() -> "type[Export]":
-    """Return the export by the SDK. Raises ConfigError where the SDK is not installed.
+def _export(environment: Environment) -> "Export":
+    """Return the export by the SDK. Raises ConfigError where the SDK is not installed, or refuses its variables.
 
     It is imported only where it is needed: the SDK takes 7 MiB of memory, and is an optional dependency.
     """
     try:
         from proxy.tracing.export import Export
+
+        return Export(environment)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"trace_sample: {error.name} is not installed; run: pip install 'rabbitmq-ringproxy[otel]'"
         ) from None
-    return Export
+    except Exception as error:  # no list of what the SDK raises is complete, down to StopIteration
+        raise ConfigError(f"trace_sample: OpenTelemetry's SDK cannot be set up: {str(error) or repr(error)}") from error

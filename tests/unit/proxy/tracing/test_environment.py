@@ -1,5 +1,6 @@
 """The variables OTEL_*: what of them is refused, and by which words."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,27 @@ def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(ConfigError, match=r"^trace_sample: opentelemetry.* is not installed; run: pip install 'rabbit"):
         tracing.check(Settings(trace_sample=0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (
+            "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
+            "abc",
+            "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer but",
+        ),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "x", "Requested component 'x' not found"),
+    ],
+)
+def test_what_only_the_sdk_refuses_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str) -> None:
+    monkeypatch.setenv(name, value)
+    for make in (tracing.check, tracing.Tracing):
+        with pytest.raises(ConfigError, match=f"^trace_sample: OpenTelemetry's SDK cannot be set up: {why}"):
+            make(Settings(trace_sample=0.5))
+
+
+def test_a_check_leaves_no_thread() -> None:
+    before = threading.enumerate()
+    tracing.check(Settings(trace_sample=0.5))
+    assert threading.enumerate() == before
