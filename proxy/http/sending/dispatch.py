@@ -24,7 +24,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult, Receiver
 from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.pool import ConnectionGroup, Login, Publisher, TooManyGuests, Unavailable
-from proxy.publisher.protocol import Full
+from proxy.publisher.protocol import Full, PublisherProtocol
 from proxy.routing.counters import Counters
 from proxy.routing.route import PUBLISH, Choice, Route
 from proxy.routing.routes import RouteTable, RouteTables
@@ -285,17 +285,14 @@ class Dispatch:
             raise too_large(f"body: PRECONDITION_FAILED - {detail}")
         if route.journal is not None and placement.choice is not None and placement.choice.slot < route.journal.limit:
             confirm_to = self._journalled(route.journal, placement, placement.choice, message, confirm_to), 0
-        header, span = message.header, None
-        if route.tracer is not None and (span := _traced(route.tracer, placement, message)) is not None:
-            confirm_to, header = (TraceReceiver(span, *confirm_to), 0), _naming(span, header)
+        span = _traced(route.tracer, placement, message) if route.tracer is not None else None
         try:
-            protocol.publish(exchange, method, header, stamp, key, message.body, (*confirm_to, counters))
-        except (ValueError, Full) as error:
-            if span is not None:
-                span.forget()
-            if isinstance(error, Full):
-                raise unavailable(str(error)) from None
+            if span is None or not _sent_traced(span, protocol, exchange, method, stamp, message, confirm_to, counters):
+                protocol.publish(exchange, method, message.header, stamp, key, message.body, (*confirm_to, counters))
+        except ValueError as error:
             raise invalid("headers", str(error)) from None
+        except Full as error:
+            raise unavailable(str(error)) from None
         if placement.choice is not None:
             route.counters.value_missing += placement.choice.missing
             if placement.reason is None:
@@ -471,6 +468,31 @@ def _traced(tracer: Tracer, placement: Placement, message: Message) -> Span | No
     destination = where.name if where is not None else ""
     name, key = placement.route.name, message.key or b""
     return tracer.publish(name, key, destination, header, 0, len(header), parent, Kind.PRODUCER)
+
+
+def _sent_traced(
+    span: Span,
+    protocol: PublisherProtocol,
+    exchange: bytes,
+    method: bytes,
+    stamp: bytes,
+    message: Message,
+    confirm_to: tuple[Receiver, int],
+    counters: Counters,
+) -> bool:
+    """Hand a message that names its span to a connection; return whether it fits a frame, and else forget the span.
+
+    Raises Full.
+    """
+    header, pending = _naming(span, message.header), (TraceReceiver(span, *confirm_to), 0, counters)
+    try:
+        protocol.publish(exchange, method, header, stamp, message.key or b"", message.body, pending)
+    except (ValueError, Full) as error:
+        span.forget()
+        if isinstance(error, Full):
+            raise
+        return False
+    return True
 
 
 def _naming(span: Span, header: Header) -> Header:

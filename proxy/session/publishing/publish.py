@@ -79,8 +79,6 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
-    if route.tracer is not None:
-        rest += _trace(channel, route.tracer, route, target.destination, data, start, stop, first, last)
     headers = len(STAMP_ID_FIELD) + 8 + len(rest)
     if is_lane:
         # Consumers see the message's own routing key, and a message that comes back shows it, too.
@@ -88,6 +86,11 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     else:
         headers += len(route.stamp) + 4 + len(key)
     size = at - start + 4 + headers + stop - last
+    if route.tracer is not None:
+        named = _trace(channel, route.tracer, route, target.destination, data, start, stop, first, last)
+        # A message that just fits a frame with its stamps goes without the name of its span.
+        if size + len(named) <= c.frame_max - OVERHEAD:
+            rest, headers, size = rest + named, headers + len(named), size + len(named)
     method = target.method
     out = _out
     out.truncate(0)

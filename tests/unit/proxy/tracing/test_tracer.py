@@ -7,8 +7,9 @@ from pamqp import commands
 
 from proxy.groups.consuming import links
 from proxy.outcome import Outcome
-from proxy.tracing.context import UNREADABLE, Parent
+from proxy.tracing.context import TRACEPARENT, UNREADABLE, Parent
 from proxy.tracing.tracer import MOST_OPEN, Kind, Span, Tracer
+from proxy.wire.content import STAMP_ID
 from proxy.wire.table import text_field
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, deliver
 from tests.unit.proxy.session.republishing import LEFT, LOST, OURS, again, connected
@@ -22,6 +23,7 @@ from tests.unit.proxy.session.wire import (
     made,
     message,
     nack,
+    publish,
 )
 
 A = FIRST + 1
@@ -119,6 +121,23 @@ def test_a_publish_ends_its_span_with_its_answer() -> None:
     w.both(close_channel(1, 404, b"gone", (0, 0)))
     assert [each.error for each in ended[4:]] == ["unknown"]
     assert tracer.open == 0
+
+
+@pytest.mark.parametrize(("spare", "named", "stamped"), [(72, 1, True), (71, 0, True), (-1, 0, False)])
+def test_the_name_of_a_span_never_costs_a_message_its_stamps(spare: int, named: int, stamped: bool) -> None:
+    def sent(w: Wire, room: int) -> bytes:
+        return w.client(publish(1, b"x", b"k") + headers(1, 0, text_field(b"a", bytes(room))))
+
+    def small() -> Wire:
+        return Wire({"x": QUEUES}, frame_max=4096, confirming=True)
+
+    largest = max(room for room in range(3900, 4060) if STAMP_ID in sent(small(), room))
+    (tracer, ended), w = tracing(), small()
+    w.tables.tracer = tracer
+    out = sent(w, largest - spare)
+    assert (out.count(TRACEPARENT), STAMP_ID in out) == (named, stamped)
+    w.both(ack(1, 1))
+    assert len(ended) == 1
 
 
 def test_one_that_came_back_tells_where_it_went_then() -> None:
