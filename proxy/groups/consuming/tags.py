@@ -14,6 +14,7 @@ object and the one before it as a number: with objects both ways the memory of a
 
 from collections import deque
 from heapq import heappop, heappush
+from itertools import takewhile
 from typing import Final
 
 from proxy.groups.consuming.questions import Joining, Question
@@ -326,7 +327,8 @@ class Numbering(Merge):
         An answer to a delivery of a link that has ended does not reach the broker, which delivers the message again.
         """
         spans = self.spans
-        numbers = (first,) if first == last else [n for n in spans if first <= n <= last]
+        # The spans are in the order of their numbers, and many may be under way behind the last one.
+        numbers = (first,) if first == last else [n for n in takewhile(lambda n: n <= last, spans) if n >= first]
         for number in numbers:
             if (span := spans.pop(number, None)) is not None:
                 delivery = self.unacked.get(number)
