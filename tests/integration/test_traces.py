@@ -302,3 +302,19 @@ def test_a_wrong_variable_is_named_at_the_start(
         run = subprocess.run([COMMAND, *command], capture_output=True, text=True, timeout=60)
         assert run.returncode != 0
         assert why in run.stderr + run.stdout
+
+
+def test_a_message_that_just_fits_a_frame_is_published_without_its_span(
+    traced: Traced, receiver: Receiver, vhost: VirtualHost
+) -> None:
+    sharded(vhost)
+    sidecar = traced(trace_sample="0")
+
+    def answer(size: int, parent: str) -> dict[str, str]:
+        item = {"routing_key": "k", "body": "1", "headers": {"a": "x" * size}, "traceparent": parent}
+        (result,) = sidecar.batch("orders", [item], vhost=vhost.name).body["results"]
+        return result
+
+    used, room = map(int, re.findall(r"\d+", answer(1 << 17, UNSAMPLED)["detail"])[-2:])
+    fits = (1 << 17) - (used - room)
+    print(used, room, answer(1 << 17, UNSAMPLED))

@@ -300,7 +300,9 @@ class ProxyCollector(Collector):
         if tracer is None or export is None:
             return
         yield CounterMetricFamily(
-            "ringproxy_spans", "Spans of the sample, dropped ones included.", export.ends + tracer.dropped
+            "ringproxy_spans",
+            "Spans of the sample, dropped ones included.",
+            export.ends + tracer.dropped + tracer.limited,
         )
         yield _counter(
             "ringproxy_spans_dropped",
@@ -308,6 +310,7 @@ class ProxyCollector(Collector):
             ["reason"],
             {
                 ("open",): tracer.dropped,
+                ("rate",): tracer.limited,
                 ("queue",): export.full,
                 ("sdk",): export.refused,
                 ("endpoint",): export.failed,

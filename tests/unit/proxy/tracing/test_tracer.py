@@ -7,8 +7,9 @@ from pamqp import commands
 
 from proxy.groups.consuming import links
 from proxy.outcome import Outcome
+from proxy.tracing import tracer as tracer_module
 from proxy.tracing.context import TRACEPARENT, UNREADABLE, Parent
-from proxy.tracing.tracer import MOST_OPEN, Kind, Span, Tracer
+from proxy.tracing.tracer import MOST_A_SECOND, MOST_OPEN, Kind, Span, Tracer
 from proxy.wire.content import STAMP_ID
 from proxy.wire.table import text_field
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, deliver
@@ -65,6 +66,21 @@ def test_spans_under_way_are_limited() -> None:
     made[1].forget()
     assert tracer.takes(None)
     assert (tracer.open, tracer.dropped, ended) == (MOST_OPEN - 2, 2, [made[0]])
+
+
+def test_spans_of_a_second_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+    monkeypatch.setattr(tracer_module, "monotonic", lambda: now)
+    tracer, _ = tracing()
+
+    def taken() -> int:
+        return sum(tracer.takes(SAMPLED) for _ in range(MOST_A_SECOND + 1))
+
+    assert (taken(), tracer.limited) == (MOST_A_SECOND, 1)
+    now += 0.5
+    assert taken() == MOST_A_SECOND // 2
+    now += 100
+    assert (taken(), tracer.dropped) == (MOST_A_SECOND, 0)
 
 
 def test_a_span_has_ids_of_its_own_and_its_times() -> None:
