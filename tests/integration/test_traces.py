@@ -1,5 +1,6 @@
 """Traces: spans of publishes and deliveries in a receiver of OTLP, linked by the header `traceparent`."""
 
+import re
 import socket
 import subprocess
 import time
@@ -15,7 +16,7 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.documents import ROOT, Document, Shell
 from tests.integration.groups import consume, deliveries, sharded
 from tests.integration.receiver import Receiver, Seen, receiving
-from tests.integration.sidecar import COMMAND, Sidecar
+from tests.integration.sidecar import COMMAND, Answer, Sidecar
 from tests.integration.wire_client import Client, publishing
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -308,13 +309,17 @@ def test_a_message_that_just_fits_a_frame_is_published_without_its_span(
     traced: Traced, receiver: Receiver, vhost: VirtualHost
 ) -> None:
     sharded(vhost)
-    sidecar = traced(trace_sample="0")
+    sidecar = traced(trace_sample="1")
 
-    def answer(size: int, parent: str) -> dict[str, str]:
-        item = {"routing_key": "k", "body": "1", "headers": {"a": "x" * size}, "traceparent": parent}
-        (result,) = sidecar.batch("orders", [item], vhost=vhost.name).body["results"]
-        return result
+    def publish(size: int) -> Answer:
+        message = {"key": "k", "payload": "1", "headers": {"a": "x" * size}}
+        return sidecar.batch("orders", [message], vhost=vhost.name)
 
-    used, room = map(int, re.findall(r"\d+", answer(1 << 17, UNSAMPLED)["detail"])[-2:])
-    fits = (1 << 17) - (used - room)
-    print(used, room, answer(1 << 17, UNSAMPLED))
+    used, room = (int(number) for number in re.findall(r"\d{4,}", publish(1 << 17).json["detail"]))
+    largest = (1 << 17) - (used - room)
+    assert publish(largest + 1).status == 422
+    assert publish(largest).receipt()["confirmed"] == 1
+    assert publish(largest - 71).receipt()["confirmed"] == 1
+    assert sidecar.metric("ringproxy_spans_total") == 0
+    assert publish(largest - 72).receipt()["confirmed"] == 1
+    got(receiver, 1)
