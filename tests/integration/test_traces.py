@@ -292,6 +292,7 @@ def test_the_last_spans_go_out_at_the_end(
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "not a URL such as http://collector:4318"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "'grpc' is not supported, only http/protobuf"),
         ("RINGPROXY_TRACE_SAMPLE", "1.5", "trace_sample: 1.5 is more than 1"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc", "SDK cannot be set up: OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
     ],
 )
 def test_a_wrong_variable_is_named_at_the_start(
@@ -302,6 +303,7 @@ def test_a_wrong_variable_is_named_at_the_start(
     for command in (["run"], ["config", "--check"]):
         run = subprocess.run([COMMAND, *command], capture_output=True, text=True, timeout=60)
         assert run.returncode != 0
+        assert "Traceback" not in run.stderr
         assert why in run.stderr + run.stdout
 
 
