@@ -127,6 +127,8 @@ def fleet(
     encrypted = start_sidecar(journal_dir=str(tmp_path / "journal"), **files)
     first, second = grouping
     publish(client, first.amqp_port, vhost, [("orders", "fails", b"fails")])
+    # The management API may take seconds to tell of the policy.
+    wait_until("the policy", lambda: first.admin(f"/rings/{mine}/dead.ends").json["passed"] == "dead_letter")
     publish(client, first.amqp_port, vhost, numbered(range(5), exchange="dead.ends"))
     first.publish("nowhere", "k", vhost=vhost.name).problem(422, "unroutable", "unroutable", retryable=False)
     with closing(socket.create_connection(("127.0.0.1", first.amqp_port), DEADLINE_SECONDS)) as stranger:
