@@ -1,5 +1,6 @@
 """The Helm chart's output at work: topology's Job, the rights of the notes, and a sidecar with the chart's file."""
 
+import json
 import os
 import re
 import shlex
@@ -81,7 +82,7 @@ def test_a_sidecar_of_the_chart_works_with_the_rights_that_its_notes_print(
         "secrets": {"broker-password": PASSWORDS["chart-writer"], "management-password": PASSWORDS["chart-reader"]},
         "topology": {
             "kind": "Job",
-            "file": FILE.format(vhost=f'"{vhost.name}"'),
+            "file": FILE.format(vhost=json.dumps(vhost.name)),
             "settings": urls(broker, vhost, "chart-topology", "chart-topology"),
             "secrets": {"password": PASSWORDS["chart-topology"]},
         },
