@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from testbed.demo.screen import Advance, bar, say
 from testbed.demo.series import series_act
 from testbed.demo.topology import PASSWORD, WRITER, Topology, may_write_directly
 from testbed.demo.world import World, new_world
+from testbed.ending import status_of
 from testbed.sidecar import Sidecar, running_sidecar
 
 MESSAGES = 100_000
@@ -53,20 +53,11 @@ Keys = dict[str, str]
 
 def main() -> int:
     """Run the demo; 0 only if nothing was lost, doubled or misplaced."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     say("A hash exchange keeps each key's messages in one queue, in order, until queues come or go: then keys move,")
     say("and their order breaks. See how few move with ringproxy, and that nothing confirmed is lost or misplaced.\n")
     say("Getting a RabbitMQ ...")
-    try:
-        with running_broker() as broker:
-            return asyncio.run(demo(broker))
-    except SetupError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ndemo: interrupted; broker and sidecar are stopped", file=sys.stderr)
-        return 130
+    with running_broker() as broker:
+        return asyncio.run(demo(broker))
 
 
 async def demo(broker: Broker) -> int:
@@ -331,9 +322,5 @@ def conclude_series(faults: list[str]) -> int:
     return 0
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of("demo", main))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -11,12 +10,12 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.browser import running_browser
 from testbed.debian import ensure_package
 from testbed.demo.rings import Rings
 from testbed.demo.world import World, new_world
+from testbed.ending import status_of
 from testbed.java import ensure_java
 from testbed.pipeline_demo import sample
 from testbed.pipeline_demo.jobs import Jobs
@@ -39,21 +38,12 @@ ROWS = 5000
 
 def main() -> int:
     """Run the demo; 0 only if every job ran, found what is known to be there, and a browser shows its report."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     begun = time.monotonic()
-    try:
-        ensure_java()
-        ensure_package("chromium", "chromium")
-        say("Getting a RabbitMQ ...")
-        with running_broker() as broker, tempfile.TemporaryDirectory(prefix="ringproxy-pipeline-") as folder:
-            faults = asyncio.run(demo(broker, Path(folder)))
-    except SetupError as error:
-        print(f"pipeline-demo: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\npipeline-demo: interrupted; broker and sidecar are stopped", file=sys.stderr)
-        return 130
+    ensure_java()
+    ensure_package("chromium", "chromium")
+    say("Getting a RabbitMQ ...")
+    with running_broker() as broker, tempfile.TemporaryDirectory(prefix="ringproxy-pipeline-") as folder:
+        faults = asyncio.run(demo(broker, Path(folder)))
     for fault in faults:
         print(f"  FAULT: {fault}")
     print(f"{'All of it held' if not faults else f'{len(faults)} faults'}, in {time.monotonic() - begun:.0f} s.")
@@ -149,9 +139,5 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of("pipeline-demo", main))

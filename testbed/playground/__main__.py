@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import signal
 import sys
 import tempfile
 import termios
@@ -21,10 +20,10 @@ from rich.table import Table
 
 from ring.destination import Destination
 from ring.ring import Ring
-from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.demo.screen import say
 from testbed.demo.sharded import EXCHANGE, sharded
+from testbed.ending import status_of
 from testbed.playground.crew import RECENT, Crew
 from testbed.playground.ledger import Ledger
 
@@ -110,18 +109,9 @@ class Playground:
 
 def main() -> int:
     """Play until `q`; 0 only if every order was done, and each customer's in order."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     say("Getting a RabbitMQ ...")
-    try:
-        with running_broker() as broker:
-            return asyncio.run(play(broker))
-    except SetupError as error:
-        print(f"try: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ntry: interrupted; all that was started is stopped", file=sys.stderr)
-        return 130
+    with running_broker() as broker:
+        return asyncio.run(play(broker))
 
 
 async def play(broker: Broker) -> int:
@@ -216,9 +206,5 @@ def conclude(ledger: Ledger, alive: bool) -> int:
     return int(bool(ledger.faults or left))
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of("try", main))
