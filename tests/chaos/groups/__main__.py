@@ -89,6 +89,27 @@ class Members(StrEnum):
     """The judge must find what in series is for."""
 
 
+KINDS = (
+    ("--direct", Members.DIRECT, "members consume the shards themselves, to show what is possible"),
+    (
+        "--in-series",
+        Members.IN_SERIES,
+        "members have ten workers each, who fail at times, and consume in series",
+    ),
+    (
+        "--mixed",
+        Members.MIXED,
+        "the exchange's own group has ordinary members, and the others have workers in series; with --groups 2",
+    ),
+    (
+        "--at-once",
+        Members.AT_ONCE,
+        "the same members, not in series, to show that the judge finds the difference: this run is red",
+    ),
+)
+"""The flags that choose another kind of members than ordinary ones, with their help."""
+
+
 @dataclass(frozen=True)
 class Run:
     """The parameters of one run."""
@@ -173,34 +194,8 @@ def main() -> int:
     )
     parser.add_argument("--queues", choices=("quorum", "classic"), default="quorum", help="the type of the shards")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--direct",
-        dest="members",
-        action="store_const",
-        const=Members.DIRECT,
-        help="members consume the shards themselves, to show what is possible",
-    )
-    kinds.add_argument(
-        "--in-series",
-        dest="members",
-        action="store_const",
-        const=Members.IN_SERIES,
-        help="members have ten workers each, who fail at times, and consume in series",
-    )
-    kinds.add_argument(
-        "--mixed",
-        dest="members",
-        action="store_const",
-        const=Members.MIXED,
-        help="the exchange's own group has ordinary members, and the others have workers in series; with --groups 2",
-    )
-    kinds.add_argument(
-        "--at-once",
-        dest="members",
-        action="store_const",
-        const=Members.AT_ONCE,
-        help="the same members, not in series, to show that the judge finds the difference: this run is red",
-    )
+    for flag, members, text in KINDS:
+        kinds.add_argument(flag, dest="members", action="store_const", const=members, help=text)
     parser.set_defaults(members=Members.ORDINARY)
     arguments = parser.parse_args()
     if arguments.members is Members.MIXED and arguments.groups == 1:
