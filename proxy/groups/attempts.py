@@ -53,7 +53,7 @@ class Attempts:
         self._noted: set[str] = set()
         """The shards of which this sidecar was the last to know better."""
         self._untold: set[str] = set()
-        """Those of them of which no beat has told so yet."""
+        """The shards among these of which no beat has told yet."""
 
     def of(self, shard: str, fingerprint: str) -> Attempt | None:
         """Return the tries of a message; None if there were none, or they are not known."""

@@ -207,14 +207,6 @@ class Counts:
                 total[name, destination] += count
         return total
 
-    def all_placed(self) -> Counter[tuple[Name, Destination]]:
-        """Return how many publishes rings have sent to each destination, by exchange and destination."""
-        total: Counter[tuple[Name, Destination]] = Counter()
-        for _, name, _, counters in self._counters():
-            for destination, tally in list(counters.placed.items()):
-                total[name, destination] += tally.count
-        return total
-
     def placed(self, name: Name) -> Counter[Destination]:
         """Return how many publishes the ring of one exchange has sent to each destination, or would in shadow."""
         total: Counter[Destination] = Counter()

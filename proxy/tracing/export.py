@@ -93,7 +93,7 @@ class Export:
 
         Raises nothing: callers are about to pass an answer on to a client.
         """
-        # Those that the thread is about to send have left the queue: it holds no more than this difference.
+        # The queue holds no more than this difference, as spans that the thread is about to send have left it.
         if self._queued - self._sender.taken >= self._most:
             self.full += 1
             return

@@ -24,8 +24,8 @@ MOST_OPEN: Final = 10_000
 """The most spans under way. Each takes some 0.7 KiB, and clients choose how many publishes they leave unsettled."""
 
 MOST_A_SECOND: Final = 1000
-"""The most spans that begin in a second, on average. Clients choose how many of their traces are sampled, and a span
-takes 75 us of CPU: these take 8% of a core."""
+"""The most spans that begin in a second, on average: clients choose how many of their traces are sampled, and a span
+takes many times the CPU time of its publish."""
 
 _CHOSEN: Final = "messaging.destination.partition.id"
 """The attribute of the queue or exchange that a ring chose: in the words of the conventions, one of the parts of the

@@ -45,7 +45,7 @@ class Severity(IntEnum):
     WARNING = 1
     """Something works no more, or soon will not, and messages still flow."""
     NOTE = 2
-    """It may be as it should."""
+    """The state is unusual, and may be what the operator wants."""
 
 
 class Finding(Struct, frozen=True):

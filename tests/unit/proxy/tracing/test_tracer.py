@@ -1,6 +1,7 @@
 """The sample, the limit of spans under way, and what becomes of the spans of publishes and deliveries."""
 
 import time
+import tracemalloc
 
 import pytest
 from pamqp import commands
@@ -66,6 +67,19 @@ def test_spans_under_way_are_limited() -> None:
     made[1].forget()
     assert tracer.takes(None)
     assert (tracer.open, tracer.dropped, ended) == (MOST_OPEN - 2, 2, [made[0]])
+
+
+def test_all_spans_under_way_take_no_more_memory_than_is_said() -> None:
+    """docs/reference/memory.md has 20 MiB, with what the SDK keeps of those that have ended."""
+    tracer, _ = tracing()
+    tracemalloc.start()
+    try:
+        made = [span(tracer) for _ in range(MOST_OPEN)]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(made) == MOST_OPEN
+    assert taken < 20 * 2**20
 
 
 def test_spans_of_a_second_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
