@@ -21,6 +21,7 @@ from proxy.http.admin.readiness import Readiness
 from proxy.http.admission.gate import Gate
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
+from proxy.http.admission.sizes import Sizes
 from proxy.http.application import application
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.server import ConnectionBounds, ProblemRunner
@@ -30,6 +31,7 @@ from proxy.process import descriptors, memory
 from proxy.process.identity import process_id
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
+from proxy.reload import Reload, named_by
 from proxy.routing.counters import Counts
 from proxy.routing.forgetting import SWEEP_INTERVAL, Forgetting
 from proxy.routing.routes import RouteTables
@@ -38,7 +40,8 @@ from proxy.session.shared import Shared
 from proxy.settings.config import Settings, is_loopback
 from proxy.settings.files import Files
 from proxy.settings.parse import Address, ConfigError
-from proxy.settings.patterns import Selection, named
+from proxy.settings.patterns import Selection
+from proxy.settings.reload import SettingsInForce
 from proxy.settings.tls import ServerTls
 from proxy.topology.management import Management
 from proxy.topology.reader import Reader
@@ -52,6 +55,7 @@ from ring.compiled import PURE, kind
 from ring.hashing import RING_FORMAT
 
 if TYPE_CHECKING:
+    from proxy.groups.consuming.attendant import Attendants
     from proxy.groups.groups import Groups
 
 log = logging.getLogger(__name__)
@@ -64,8 +68,9 @@ TOUCH_INTERVAL = 5.0
 """Seconds between the times that the router hears which exchanges are in use."""
 
 
-async def run(settings: Settings) -> None:
+async def run(in_force: SettingsInForce) -> None:
     """Run a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
+    settings = in_force.now.with_secrets()
     log.info("ringproxy %s, ring format %d, %s, id %s", __version__, RING_FORMAT, kind(), process_id())
     if kind() == "python" and os.environ.get(PURE) != "1":
         log.info(
@@ -73,7 +78,8 @@ async def run(settings: Settings) -> None:
             "install with RINGPROXY_COMPILE=1 to compile them"
         )
     stop = _stop_at_signals()
-    files = Files(settings)
+    files = Files(settings, *([in_force.watched] if in_force.watched is not None else []))
+    _reload_at_sighup(files, in_force)
     _warn_of_open_doors(settings)
     descriptors.warn_beyond(settings, descriptors.raise_limit())
     memory.warn_beyond(settings, memory.limit())
@@ -83,8 +89,7 @@ async def run(settings: Settings) -> None:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
         selection = Selection(settings.route, settings.shadow, settings.pass_, settings.groups)
         reader = _reader(settings, api, router, selection)
-        named_exchanges = named([*settings.route, *settings.shadow, *settings.groups], settings.default_vhost)
-        scheduler = Scheduler(reader, router, interval=settings.sync_interval, named=named_exchanges)
+        scheduler = Scheduler(reader, router, interval=settings.sync_interval, named=named_by(settings))
         journaling, tracing = Journaling(settings, files), Tracing(settings)
         brokers = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout)
         publisher = _publisher(settings, brokers, files)
@@ -103,14 +108,16 @@ async def run(settings: Settings) -> None:
         }
         groups = _groups(settings, files, scheduler, router, api)
         readings = Readings(scheduler, reader.identity, settings.lookup_timeout)
-        listener = _listener(settings, tables["amqp"], readings, brokers, counts, groups, publisher, tracing.tracer)
-        limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+        attendants = _attendants(settings, groups, publisher, tracing.tracer)
+        listener = _listener(settings, tables["amqp"], readings, brokers, counts, attendants)
+        limits, sizes = Limits(settings.max_in_flight, settings.max_in_flight_bytes), Sizes(settings)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
-        gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
+        gate = Gate(router, files.access, limits, counts, sizes=sizes, body_timeout=settings.body_timeout, names=names)
         dispatch = Dispatch(router, readings, tables["http"], publisher)
         ingress = application(settings, gate, dispatch, counts)
         readiness = Readiness(
+            in_force,
             router,
             scheduler,
             reader,
@@ -118,23 +125,36 @@ async def run(settings: Settings) -> None:
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
         )
+        onlooker = Onlooker(settings, api)
         parts = Parts(router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, groups)
-        console = Console(settings, parts, api) if settings.admin_console else None
+        console = Console(in_force, parts, api) if settings.admin_console else None
         admin = Admin(
             router,
             scheduler,
             readiness,
             registry(
                 ProxyCollector(
-                    counts, router, scheduler, reader, publisher, listener, journaling, limits, files, groups, tracing
+                    counts,
+                    router,
+                    scheduler,
+                    reader,
+                    publisher,
+                    listener,
+                    journaling,
+                    limits,
+                    files,
+                    groups,
+                    tracing,
+                    in_force,
                 )
             ),
             names=HostNames(settings.admin_listen, settings.host_names),
             default_vhost=settings.default_vhost,
             lookup_timeout=settings.lookup_timeout,
             groups=groups,
-            onlooker=Onlooker(settings, api),
+            onlooker=onlooker,
             console=console,
+            in_force=in_force,
         )
         bounds = ConnectionBounds(settings.body_timeout, settings.max_http_connections, limits)
         probed = ConnectionBounds(
@@ -144,7 +164,6 @@ async def run(settings: Settings) -> None:
             _listening("admin", admin.application(), settings.admin_listen, probed, counts),
             console.running() if console is not None else contextlib.nullcontext(),
             _running(scheduler.run()),
-            _running(files.watch()),
             _running(_touching(tables.values())),
             _running(_forgetting(Forgetting(counts, router, reader, lambda: _in_use(tables.values())))),
             journaling.running(),
@@ -154,11 +173,15 @@ async def run(settings: Settings) -> None:
             _listening("http", ingress, settings.http_listen, bounds, counts, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),
             _listening_amqp(listener, settings.amqp_listen, files.server_tls) as amqp,
+            _running(files.watch()),
         ):
             log.info(
                 "publish to amqp%s://%s, or over HTTP with POST http%s://%s/v1/exchanges/EXCHANGE/publish",
                 *("s" if files.server_tls else "", amqp),
                 *("s" if files.server_tls else "", Address(*http.addresses[0][:2])),
+            )
+            in_force.apply = Reload(
+                selection, router, scheduler, tables.values(), onlooker, attendants, listener, http, limits, sizes
             )
             publisher.connect(settings.default_vhost)
             admin.started = True
@@ -211,25 +234,28 @@ def _groups(settings: Settings, files: Files, scheduler: Scheduler, router: Rout
     )
 
 
+def _attendants(
+    settings: Settings, groups: "Groups | None", publisher: Publisher, tracer: Tracer | None
+) -> "Attendants | None":
+    """Return what gives each session its part in groups; None where the setting `groups` is empty."""
+    if groups is None:
+        return None
+    from proxy.groups.consuming.attendant import Attendants
+    from proxy.groups.consuming.dead_letters import DeadLetters
+
+    exchange, times = settings.groups_dead_letter or "", (settings.lookup_timeout, settings.confirm_timeout)
+    return Attendants(groups, settings, DeadLetters(publisher, exchange, *times, groups), tracer)
+
+
 def _listener(
     settings: Settings,
     tables: RouteTables,
     readings: Readings,
     brokers: Brokers,
     counts: Counts,
-    groups: "Groups | None",
-    publisher: Publisher,
-    tracer: Tracer | None,
+    attendants: "Attendants | None",
 ) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
-    attend = None
-    if groups is not None:
-        from proxy.groups.consuming.attendant import Attendants
-        from proxy.groups.consuming.dead_letters import DeadLetters
-
-        exchange, times = settings.groups_dead_letter or "", (settings.lookup_timeout, settings.confirm_timeout)
-        dead_letters = DeadLetters(publisher, exchange, *times, groups)
-        attend = Attendants(groups, settings, dead_letters, tracer)
     shared = Shared(
         tables,
         readings,
@@ -237,7 +263,7 @@ def _listener(
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
         counts.amqp_latency.add,
         settings.confirm_timeout,
-        attend,
+        attendants,
     )
     return Listener(shared, settings.max_sessions)
 
@@ -248,6 +274,17 @@ def _stop_at_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
     return stop
+
+
+def _reload_at_sighup(files: Files, in_force: SettingsInForce) -> None:
+    """Have SIGHUP, which would end the process, read all files again."""
+
+    def hang_up() -> None:
+        if in_force.watched is None:
+            log.info("SIGHUP: there is no settings file to read again (--config, RINGPROXY_CONFIG)")
+        files.asked.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
 
 
 def _on_signal(stop: asyncio.Event) -> None:

@@ -24,7 +24,17 @@ from proxy.process import memory
 from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, did_you_mean
-from proxy.settings.sources import ENVIRONMENT_PREFIX, SWITCHES, describe, field_names, groups, help_of, load_settings
+from proxy.settings.reload import SettingsInForce
+from proxy.settings.sources import (
+    ENVIRONMENT_PREFIX,
+    SWITCHES,
+    Sources,
+    describe,
+    field_names,
+    groups,
+    help_of,
+    load_settings,
+)
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
@@ -259,9 +269,14 @@ _USUAL = ("broker_url", "management_url")
 
 
 def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:
+    return load_settings(*_sources(options), secrets=secrets)
+
+
+def _sources(options: argparse.Namespace) -> Sources:
+    """Return where the settings of a command come from."""
     flags = {name: value for name in field_names() if (value := getattr(options, f"set_{name}", None)) is not None}
     file = options.config or os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
-    return load_settings(Path(file) if file else None, os.environ, flags, secrets=secrets)
+    return Sources(Path(file) if file else None, os.environ, flags)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -270,15 +285,15 @@ def _run(options: argparse.Namespace) -> int:
 
     from proxy.app import run
 
-    settings = _settings(options)
-    install(settings.log_level, settings.log_format)
+    in_force = SettingsInForce(_sources(options))
+    install(in_force.now.log_level, in_force.now.log_format)
     catch_all()
     # A batch's messages are many objects that live until its answer, and none of them is in a cycle: to look for those
     # at every 700th new object, as Python 3.11 does it (3.13: at every 2,000th), and in all that was imported, took an
     # eighth of a batch's time.
     gc.freeze()
     gc.set_threshold(10_000)
-    uvloop.run(run(settings))
+    uvloop.run(run(in_force))
     logging.shutdown()
     # At once: the interpreter's own end would wait for the thread that may be building a ring.
     os._exit(0)

@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from proxy.groups.attempts import Attempts
@@ -70,6 +70,14 @@ class Groups:
         """The tries of messages in series: a program that crashes at one has no member for some time."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more, and the dead letters of all."""
+
+    def select(self, patterns: Iterable[str]) -> None:
+        """Take the setting `groups` anew, for the consumers from now on: members stay until they leave."""
+        self._patterns = Patterns(patterns)
+
+    def exchanges(self) -> set[Name]:
+        """Return the exchanges of the groups that this sidecar has members of."""
+        return {group.ring for group in self._groups.values()}
 
     @property
     def consumer_timeout(self) -> float:

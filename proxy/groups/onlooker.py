@@ -42,12 +42,16 @@ class Onlooker:
 
     def __init__(self, settings: Settings, api: Management) -> None:
         """Nothing is read yet."""
-        self._patterns = Patterns((*settings.route, *settings.groups))
+        self.select(settings)
         self._api, self._lookup_timeout = api, settings.lookup_timeout
         self._one_at_a_time = asyncio.Lock()
         """Held by the reading that is under way: readings of rings need connections to the management API, too."""
         self._kept: dict[Name, _Figures] = {}
         """By exchange; the one that was asked for last stands last."""
+
+    def select(self, settings: Settings) -> None:
+        """Take the exchanges that settings name anew."""
+        self._patterns = Patterns((*settings.route, *settings.groups))
 
     def exchanges(self, vhost: str, group: str) -> list[str]:
         """Return the exchanges that may have a group of this name, and that the setting `route` or `groups` names.

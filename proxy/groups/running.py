@@ -80,7 +80,7 @@ class RunningGroup:
         when this sidecar has no member of it any more.
         """
         self.name, self._parts, self._over = name, parts, over
-        self._ring = (name[0], exchange)
+        self.ring = (name[0], exchange)
         self._title = f"group {name[1]!r}, virtual host {name[0]!r}"
         self.state = Group(parts.sidecar, parts.host, time.monotonic(), attempts)
         self.readings = Readings(self._title, name[0], parts.api, self.state, seen)
@@ -273,13 +273,13 @@ class RunningGroup:
 
     def _follow(self, now: float) -> None:
         """Set the group's shards to the queues of the ring. While the exchange is not known, the former shards stay."""
-        entry = self._parts.router.entries.get(self._ring)
+        entry = self._parts.router.entries.get(self.ring)
         if entry is None:
-            self._parts.scheduler.want(self._ring)
+            self._parts.scheduler.want(self.ring)
             return
         # The router forgets exchanges that nobody uses.
-        self._parts.router.used_at[self._ring] = now
-        shards = queues_of(entry, self.name[1], self._ring[1])
+        self._parts.router.used_at[self.ring] = now
+        shards = queues_of(entry, self.name[1], self.ring[1])
         self.readings.missing = frozenset(q for lost in entry.incomplete.values() for q in lost).intersection(shards)
         self.state.follow(shards, entry.read_at, now)
 

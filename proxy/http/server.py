@@ -134,6 +134,11 @@ class ProblemRunner:
         """The addresses of all sockets that the server listens on, as the operating system names them."""
         return [each.getsockname() for listening in self._listening for each in listening.sockets]
 
+    def limit_connections(self, most: int) -> None:
+        """Let so many connections be open at once. Those that are open stay."""
+        assert self.server is not None
+        self.server.limit_connections(most)
+
     def drain(self) -> None:
         """From now on close each connection behind its next answer, so that its client connects elsewhere."""
         assert self.server is not None
@@ -203,6 +208,10 @@ class _Server(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         return _Protocol(self)
+
+    def limit_connections(self, most: int) -> None:
+        """Let so many connections be open at once, and warn once more where they are."""
+        self.bounds, self._warned = self.bounds._replace(connections=most), False
 
     def has_room(self) -> bool:
         """Return whether one more connection may stay. At the limit, make room: close the oldest without a request.

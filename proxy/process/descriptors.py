@@ -28,6 +28,11 @@ def raise_limit() -> int:
             log.warning("file descriptors: the limit of %d cannot be raised to %d: %s", soft, hard, error)
         else:
             log.info("file descriptors: the limit is raised from %d to %d", soft, hard)
+    return limit()
+
+
+def limit() -> int:
+    """Return the soft limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from proxy.settings.config import LogFormat
+from proxy.settings.config import LogFormat, LogLevel
 
 _CONTINUED = "    "
 """The beginning of a line that belongs to the record above it; a record's own line begins with its time."""
@@ -71,6 +71,11 @@ def install(level: str, form: LogFormat) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # It tells of what clients do in its own words; the answer says it.
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+
+
+def set_level(level: LogLevel) -> None:
+    """Write what any logger says from `level` up, in place of the level before."""
+    logging.getLogger().setLevel(level.upper())
 
 
 def catch_all() -> None:

@@ -148,6 +148,7 @@ class RouteTable:
             return self._put(exchange, Route(name, counters(name, PassReason.TYPE), PassReason.TYPE))
         mode = self._tables.selection.mode(*name)
         if mode is Mode.PASS:
+            self._tables.passes(name)
             known = name if name in router.entries else NOWHERE
             return self._put(exchange, Route(name, counters(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
         if mode is Mode.SHADOW:
@@ -205,7 +206,8 @@ class RouteTable:
         router.used_at[name] = router.clock()
         reason = PassReason.INTERNAL if entry.internal else entry.passed or shadow
         is_ours = not self._tables.mismatch(self.cluster)
-        ring = entry if entry.known is not None and reason is shadow and is_ours else None
+        # An entry from before a reload says how the exchange was routed until then: nothing is counted by that.
+        ring = entry if entry.passed is shadow and reason is shadow and is_ours else None
         return self._put(exchange, Route(name, self._tables.counter_table.of(name, reason), reason, ring))
 
     def _put(self, exchange: bytes, route: Route, routes: dict[bytes, Route] | None = None) -> Route:
@@ -272,6 +274,8 @@ class RouteTables:
         """The exchanges whose rings lead on through exchanges, in the order in which ring ids number them."""
         self._index: dict[bytes, int] = {}
         """The number of each exchange in `_exchanges`."""
+        self.passed: set[Name] = set()
+        """The exchanges whose publishes have passed because the settings do not route them, but for the very oldest."""
         self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
         router.on_change.append(self._changed)
 
@@ -281,6 +285,12 @@ class RouteTables:
         if table is None:
             table = self._tables[vhost, cluster] = RouteTable(vhost, cluster, self)
         return table
+
+    def passes(self, name: Name) -> None:
+        """Note that publishes to an exchange pass because the settings do not route them."""
+        if len(self.passed) >= MOST_ROUTES:
+            self.passed.clear()
+        self.passed.add(name)
 
     def index_of(self, exchange: bytes) -> int | None:
         """Return the number by which ring ids name an exchange, for good; None if there are `MOST_EXCHANGES` others."""

@@ -104,7 +104,8 @@ class Listener:
         """The listener does not listen yet."""
         self.shared = shared
         """The state that all sessions of the listener share: routes, readings, the dialler, time limits and counts."""
-        self._max_sessions = max_sessions
+        self.max_sessions = max_sessions
+        """The most sessions at once; a reload may set another number, and the open ones stay."""
         self.sessions: set[Session] = set()
         self.opened = 0
         """How many sessions there were since the start."""
@@ -151,7 +152,7 @@ class Listener:
             return None
         if self._draining:
             return self._refuse(CONNECTION_FORCED, SHUTTING_DOWN)
-        if len(self.sessions) >= self._max_sessions:
+        if len(self.sessions) >= self.max_sessions:
             return self._too_many()
         self._full = False
         session = Session(self.shared, self._ended)
@@ -171,7 +172,7 @@ class Listener:
                 "%d AMQP sessions are open, as many as max_sessions allows: further ones are refused",
                 len(self.sessions),
             )
-        return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
+        return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self.max_sessions}) is reached")
 
     def _refuse(self, code: int, text: str) -> _Refusal | None:
         """Return what refuses a connection; None if too many are being refused, so that it is closed without a word."""

@@ -37,12 +37,14 @@ ANY_HOST = "*"
 """The item of `host_names` that stands for every name."""
 
 
-def _setting(default: Any, text: str, *, positive: bool = False, group: str = "") -> Any:
+def _setting(default: Any, text: str, *, positive: bool = False, group: str = "", live: bool = False) -> Any:
     """Return a setting's field, with its help; a `positive` setting must be above 0.
 
-    `group` is what this setting, and all below it up to the next group, are for.
+    `group` is what this setting, and all below it up to the next group, are for. A `live` setting takes effect without
+    a restart.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "positive": positive, "group": group})
+    metadata = {"help": text, "positive": positive, "group": group, "live": live}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,18 @@ class Settings:
         "hash exchanges whose publishes the ring routes: patterns NAME or VHOST/NAME, percent-encoded; "
         "an exchange before them must be named without a wildcard",
         group="Exchanges",
+        live=True,
     )
     shadow: tuple[str, ...] = _setting(
         (),
         "hash exchanges whose publishes go to the exchange itself, while the ring's choices are counted; "
         "wins over route",
+        live=True,
     )
     pass_: tuple[str, ...] = _setting(
-        (), "hash exchanges that the sidecar leaves alone: publishes go to the exchange itself; wins over shadow"
+        (),
+        "hash exchanges that the sidecar leaves alone: publishes go to the exchange itself; wins over shadow",
+        live=True,
     )
     on_dead_letter: OnDeadLetter = _setting(
         "pass",
@@ -129,11 +135,13 @@ class Settings:
         (),
         "hash exchanges whose names AMQP clients may consume from, as a group: patterns as in route",
         group="Consumer groups",
+        live=True,
     )
     groups_in_series: tuple[str, ...] = _setting(
         (),
         "groups whose clients work on one message of a key at a time, and get a message that they return again later: "
         "patterns as in route; a consumer can ask for either with the argument x-ring-in-series",
+        live=True,
     )
     groups_window: int = _setting(
         200, "number of messages of one shard that wait for a client in series, or are with it", positive=True
@@ -211,18 +219,23 @@ class Settings:
         positive=True,
     )
     max_sessions: int = _setting(
-        1000, "maximum number of AMQP client connections; each has a broker connection of its own", group="Limits"
+        1000,
+        "maximum number of AMQP client connections; each has a broker connection of its own",
+        group="Limits",
+        live=True,
     )
     max_http_connections: int = _setting(
-        11_000, "maximum number of connections to http_listen and http_socket together, idle ones included"
+        11_000, "maximum number of connections to http_listen and http_socket together, idle ones included", live=True
     )
-    max_in_flight: int = _setting(10_000, "maximum number of messages over HTTP that wait for the broker's confirm")
+    max_in_flight: int = _setting(
+        10_000, "maximum number of messages over HTTP that wait for the broker's confirm", live=True
+    )
     max_in_flight_bytes: int = _setting(
-        64 * 1024 * 1024, "maximum bytes of HTTP requests and answers in memory at once"
+        64 * 1024 * 1024, "maximum bytes of HTTP requests and answers in memory at once", live=True
     )
-    max_body: int = _setting(16 * 1024 * 1024, "maximum bytes of one message over HTTP, alone or in a batch")
-    max_batch: int = _setting(10_000, "maximum number of messages in one batch")
-    max_batch_body: int = _setting(128 * 1024 * 1024, "maximum bytes of one batch, decompressed")
+    max_body: int = _setting(16 * 1024 * 1024, "maximum bytes of one message over HTTP, alone or in a batch", live=True)
+    max_batch: int = _setting(10_000, "maximum number of messages in one batch", live=True)
+    max_batch_body: int = _setting(128 * 1024 * 1024, "maximum bytes of one batch, decompressed", live=True)
     journal_dir: Path | None = _setting(
         None, "folder for the journal's files; without it and journal_stream there is no journal", group="The journal"
     )
@@ -248,7 +261,7 @@ class Settings:
         group="Traces",
     )
     log_level: LogLevel = _setting(
-        "info", "least severe log lines to write: debug, info, warning, error", group="The log"
+        "info", "least severe log lines to write: debug, info, warning, error", group="The log", live=True
     )
     log_format: LogFormat = _setting("text", "form of the log: text, or json with one object a line")
 

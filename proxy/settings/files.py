@@ -1,6 +1,7 @@
 """The files that settings name, as they are now: tokens, certificates and passwords."""
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -17,8 +18,8 @@ log = logging.getLogger(__name__)
 class Files:
     """The contents of all files that the settings name, read at the start and again when they change."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Read all files. Raises ConfigError, which names the setting."""
+    def __init__(self, settings: Settings, *more: Watched[Any]) -> None:
+        """Read all files; `more` are watched with them. Raises ConfigError, which names the setting."""
         self.access = Access(settings.tokens_file)
         self.server_tls = server_tls(settings)
         """The TLS of the HTTP and AMQP listeners; None if they speak plain TCP."""
@@ -32,9 +33,11 @@ class Files:
             "management_password_file", settings.management_url[0], settings.management_password_file
         )
         tls = [it.watched for it in (self.server_tls, self._client_side_tls) if it is not None]
-        every: list[object] = [self.access.tokens, *tls, self.broker_login, self.management_login]
+        every: list[object] = [*more, self.access.tokens, *tls, self.broker_login, self.management_login]
         self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
         """The contents that have files, to be read again when these change."""
+        self.asked = asyncio.Event()
+        """Set to have all files read again at once, whether they have changed or not."""
 
     def certificate_ends(self) -> dict[str, float]:
         """Return when the certificates that this sidecar shows end, in seconds since 1970, by the setting.
@@ -48,10 +51,14 @@ class Files:
     async def watch(self) -> None:
         """Look at the files, for ever, so that a mistake in one shows before it is needed."""
         while True:
-            await asyncio.sleep(watched.LOOK_INTERVAL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(watched.LOOK_INTERVAL):
+                    await self.asked.wait()
+            asked = self.asked.is_set()
+            self.asked.clear()
             for each in self.watched:
                 try:
-                    each.refresh()
+                    each.refresh(asked=asked)
                 except Exception:
                     log.exception("unexpected error while reading files again; what was read before stays in force")
 

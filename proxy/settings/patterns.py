@@ -43,7 +43,21 @@ class Selection:
         self, route: Iterable[str], shadow: Iterable[str], pass_: Iterable[str], groups: Iterable[str] = ()
     ) -> None:
         """Take the four settings as they are."""
-        self._consumed = Patterns(groups)
+        self.take(route, shadow, pass_, groups)
+
+    def take(
+        self,
+        route: Iterable[str],
+        shadow: Iterable[str],
+        pass_: Iterable[str],
+        groups: Iterable[str],
+        consumed: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Take the four settings anew; all parts of a sidecar share one selection.
+
+        `consumed` are exchanges, each with its virtual host, that clients consume from whatever `groups` says now.
+        """
+        self._consumed, self._still_consumed = Patterns(groups), frozenset(consumed)
         names = [pattern.rpartition("/")[2] for patterns in (route, shadow, pass_) for pattern in patterns]
         self._names = {unquote(name) for name in names if not _WILDCARDS.keys() & set(name)}
         self._named_to_route = Patterns(p for p in route if not _WILDCARDS.keys() & set(p.rpartition("/")[2]))
@@ -65,7 +79,13 @@ class Selection:
 
     def has_ring(self, vhost: str, exchange: str) -> bool:
         """Return whether the ring of an exchange is of use: publishes may follow it, or clients consume by it."""
-        return self.mode(vhost, exchange) is not Mode.PASS or self._consumed.match(vhost, exchange)
+        if self.mode(vhost, exchange) is not Mode.PASS or self._consumed.match(vhost, exchange):
+            return True
+        return (vhost, exchange) in self._still_consumed
+
+    def says(self, vhost: str, exchange: str) -> tuple[Mode, bool, bool]:
+        """Return all that the settings say of an exchange: what differs has it read again."""
+        return self.mode(vhost, exchange), self.routes_by_name(vhost, exchange), self.has_ring(vhost, exchange)
 
     def mode(self, vhost: str, exchange: str) -> Mode:
         """Return the mode of an exchange."""

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from yarl import URL
 
@@ -40,6 +40,36 @@ _KUBERNETES_HOST = "SERVICE_HOST"
 _KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
 
 
+Origin = Literal["file", "environment", "flag"]
+"""Where the value of a setting comes from."""
+
+
+class Sources(NamedTuple):
+    """The places that settings come from; of those that give a setting, the last wins."""
+
+    file: Path | None
+    environment: Mapping[str, str]
+    flags: Mapping[str, str]
+    """The values of flags, by the settings' written names."""
+
+    def settings(self, of_file: Mapping[str, Any]) -> Settings:
+        """Return the settings, without the passwords of files; `of_file` are the file's values, by attribute.
+
+        Raises ConfigError for an unknown variable or a value that does not parse.
+        """
+        values = dict(of_file)
+        for name, text in _environment_values(self.environment).items():
+            values[name] = _parse(name, text, "")
+        for name, text in self.flags.items():
+            values[attribute_of(name)] = _parse(attribute_of(name), text, "")
+        return Settings(**values)
+
+    def outside_file(self) -> dict[str, Origin]:
+        """Return the settings that the file cannot change, by their attributes: the environment or a flag has them."""
+        origins: dict[str, Origin] = dict.fromkeys(_environment_values(self.environment), "environment")
+        return origins | dict.fromkeys(map(attribute_of, self.flags), "flag")
+
+
 def load_settings(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str], *, secrets: bool = True
 ) -> Settings:
@@ -47,20 +77,18 @@ def load_settings(
 
     Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` no password is read.
     """
-    values: dict[str, Any] = {}
-    for name, value in _file_values(file).items():
-        values[name] = _parse(name, value, f"{file}: ")
-    for name, text in _environment_values(environment).items():
-        values[name] = _parse(name, text, "")
-    for name, text in flags.items():
-        values[_attribute(name)] = _parse(_attribute(name), text, "")
-    made = Settings(**values)
+    made = Sources(file, environment, flags).settings(file_values(file))
     return made.with_secrets() if secrets else made
 
 
 def field_names() -> tuple[str, ...]:
     """Return the settings' names as they are written in TOML and flags: ``pass``, not ``pass_``."""
-    return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
+    return tuple(written_name(field.name) for field in dataclasses.fields(Settings))
+
+
+def written_name(attribute: str) -> str:
+    """Return a setting's name as it is written in TOML and flags: ``pass`` for the attribute ``pass_``."""
+    return attribute.rstrip("_")
 
 
 def groups() -> Mapping[str, tuple[str, ...]]:
@@ -77,7 +105,7 @@ SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if fie
 """Settings that are on or off."""
 
 
-def _file_values(file: Path | None) -> dict[str, Any]:
+def file_values(file: Path | None) -> dict[str, Any]:
     """Return the values in a TOML file, by the settings' attributes; empty without a file. Raises ConfigError."""
     if file is None:
         return {}
@@ -90,7 +118,7 @@ def _file_values(file: Path | None) -> dict[str, Any]:
     for name in table:
         if name not in field_names():
             raise ConfigError(f"{file}: unknown setting {name!r}{did_you_mean(name, field_names())}")
-    return {_attribute(name): value for name, value in table.items()}
+    return {attribute_of(name): _parse(attribute_of(name), value, f"{file}: ") for name, value in table.items()}
 
 
 def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
@@ -115,12 +143,18 @@ def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
         if name not in field_names() or variable != variable.upper():
             known = [ENVIRONMENT_PREFIX + name.upper() for name in field_names()]
             raise ConfigError(f"unknown setting in the environment: {variable}{did_you_mean(variable, known)}")
-        values[_attribute(name)] = text
+        values[attribute_of(name)] = text
     return values
 
 
-def _attribute(name: str) -> str:
+def attribute_of(name: str) -> str:
+    """Return the attribute of a setting's written name."""
     return "pass_" if name == "pass" else name
+
+
+def from_shown(name: str, value: Any) -> Any:
+    """Return the value of a setting, by its attribute, that `shown` shows so. Raises ConfigError."""
+    return _parse(name, value, "")
 
 
 def _parse(name: str, value: Any, where: str) -> Any:
@@ -172,7 +206,7 @@ def describe(settings: Settings) -> str:
             lines += [f"## {field.metadata['group']}", ""]
         name, value = field.name.rstrip("_"), getattr(settings, field.name)
         lines.append(f"# {field.metadata['help']} ({ENVIRONMENT_PREFIX}{name.upper()})")
-        lines.append(f"{name} = {_toml(value)}" if value is not None else f'# {name} = ""')
+        lines.append(f"{name} = {as_toml(value)}" if value is not None else f'# {name} = ""')
         lines.append("")
     return "\n".join(lines)
 
@@ -182,15 +216,20 @@ def hidden(url: URL) -> str:
     return str(url.with_password(HIDDEN) if url.password else url)
 
 
-def _toml(value: Any) -> str:
-    """Return a setting's value as TOML; the password of a URL is hidden."""
+def shown(value: Any) -> Any:
+    """Return a setting's value as TOML and JSON have it; the password of a URL is hidden, and None stays."""
     match value:
         case tuple() if not isinstance(value, Address):
-            return "[" + ", ".join(_toml(v) for v in value) + "]"
-        case bool() | int() | float():
-            return json.dumps(value)
+            return [shown(v) for v in value]
+        case bool() | int() | float() | None:
+            return value
         case URL():
-            return _toml(hidden(value))
+            return hidden(value)
         case _:
-            # TOML's basic strings are JSON's, but for this one character.
-            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+            return str(value)
+
+
+def as_toml(value: Any) -> str:
+    """Return a setting's value, which is not None, as TOML; the password of a URL is hidden."""
+    # TOML's values are JSON's, but for this one character.
+    return json.dumps(shown(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,6 +1,7 @@
 """Values made of files, and made again when these change; a broken version leaves the last good one in force."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -18,27 +19,40 @@ LOOK_INTERVAL = 2.0
 class Watched(Generic[T]):
     """The value made of some files together; a call looks at the files and returns their present value."""
 
-    def __init__(self, setting: str, files: Iterable[Path | None], read: Callable[[], T]) -> None:
+    def __init__(
+        self, setting: str, files: Iterable[Path | None], read: Callable[[], T], *, settles: bool = False
+    ) -> None:
         """Read the value now, and again once one of `files` changes; `read` raises ConfigError for a mistake in them.
 
-        `setting` names the files, or the first of them.
+        `setting` names the files, or the first of them. Files that `settles` are read once two looks have found them
+        alike: the first part of such a file, which a slow writer leaves for a while, means something else than all of
+        it, and has no mistake that would show.
         """
-        self.setting = setting
+        self.setting, self._settles = setting, settles
         self.failures = 0
         """How many times the files were read again and had a mistake."""
+        self.successes = 0
+        """How many times the files were read again and had none."""
         self.fault = ""
         """The mistake in the files as they are, while the last good value stays in force; empty if there is none."""
         self.files = tuple(file for file in files if file is not None)
         self._read = read
         # Before the reading: a change meanwhile shows at the next look.
-        self._seen = self._look()
+        self._seen = self._last = self._look()
         self.value = read()
         """The value of the last version of the files that had no mistake."""
+        self.read_at = time.time()
+        """When that version was read, in seconds since 1970."""
 
-    def refresh(self) -> T:
-        """Look at the files and return the value of their last good version. Each broken version is logged once."""
+    def refresh(self, *, asked: bool = False) -> T:
+        """Look at the files and return the value of their last good version. Each broken version is logged once.
+
+        If somebody has `asked` for it, the files are read whether they have changed or not.
+        """
         seen = self._look()
-        if seen != self._seen:
+        changed = seen != self._seen and (seen == self._last or not self._settles)
+        self._last = seen
+        if changed or asked:
             self._seen = seen
             try:
                 self.value = self._read()
@@ -47,7 +61,8 @@ class Watched(Generic[T]):
                 self.fault = str(error)
                 log.error("%s; what was read before stays in force", error)
             else:
-                self.fault = ""
+                self.successes += 1
+                self.fault, self.read_at = "", time.time()
                 log.info("read again: %s", ", ".join(map(str, self.files)))
         return self.value
 

@@ -49,6 +49,7 @@ class EntryBuilder:
     async def entry(
         self,
         name: Name,
+        mode: Mode,
         exchange: Exchange | None,
         bindings: Bindings,
         behind: Mapping[str, Behind],
@@ -60,12 +61,11 @@ class EntryBuilder:
     ) -> tuple[Entry, Change | None]:
         """Return the entry that replaces `before`, and the change of its ring, None if it is the same ring.
 
-        `started` is when the reading started, in monotonic seconds. `behind` says where the exchanges behind the
-        exchange lead. `weights` are the weights in force, which may have destinations that `bindings` lack. `why` is
-        the reason for the reading, in words. `upstream` says how an upstream exchange routes; None for every other
-        exchange. Raises ManagementError or TopologyError.
+        `mode` is the exchange's, as the settings said when the reading began. `started` is when it began, in monotonic
+        seconds. `behind` says where the exchanges behind the exchange lead. `weights` are the weights in force, which
+        may have destinations that `bindings` lack. `why` is the reason for the reading, in words. `upstream` says how
+        an upstream exchange routes; None for every other exchange. Raises ManagementError or TopologyError.
         """
-        mode = self._selection.mode(*name)
         known = before.known if before else None
         if exchange is not None:
             exchange_type, hashed = exchange.type, exchange.hashed

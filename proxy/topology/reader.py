@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from proxy.settings.config import OnDeadLetter
-from proxy.settings.patterns import Selection
+from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, promises_of, weigh
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ClusterIdentity
@@ -21,7 +21,7 @@ from proxy.topology.overlay_store import OverlayStore
 from proxy.topology.reading import Reading, RecentListings, VhostNotListedError, read_exchange_and_bindings
 from proxy.topology.removals import WeightsInForce
 from proxy.topology.ring_cache import RingCache
-from proxy.topology.table import NEVER, Change, Entry, Name, Router, Unread
+from proxy.topology.table import NEVER, Change, Entry, Name, PassReason, Router, Unread
 from proxy.topology.upstreams import Upstreams
 from ring.destination import Destination
 
@@ -51,6 +51,10 @@ class ExchangeState:
     """How the last reading failed; None if it did not."""
     confirmed_removals: set[Destination] = field(default_factory=set)
     """Destinations whose removal a returned message has confirmed since the last reading."""
+    lanes_read: bool = True
+    """Whether the last good reading looked for lanes, which it does for an exchange whose ring is of use.
+
+    Otherwise its weights have lanes for destinations, and none of them may be in force with the queues behind."""
     read_started: float = NEVER
     """When the last good reading started, in monotonic seconds; NEVER before the first."""
 
@@ -156,6 +160,13 @@ class Reader:
         self._router.drop(name)
         state.in_force = WeightsInForce()
 
+    def pass_until_read(self, name: Name) -> None:
+        """Put an exchange that is not known into the table as one whose publishes pass, as they did until now."""
+        now = time.monotonic()
+        passed = PassReason.MODE_PASS
+        self._router.put(name, Entry(Mode.PASS, "", None, passed, Bindings(), read_at=now))
+        self._router.used_at[name] = now
+
     def _is_known(self, name: Name, state: ExchangeState) -> bool:
         """Return whether the exchange is read in turn, so that no client has just chosen its name."""
         return state.is_named or name in self._router.entries
@@ -235,6 +246,10 @@ class Reader:
 
         Returns when to read again at the latest. Raises Absent, ManagementError or TopologyError.
         """
+        # Asked once: a reload may change them during the requests, and then has the exchange read again.
+        mode, _, has_ring = self._selection.says(*name)
+        if has_ring and not state.lanes_read:
+            state.in_force = WeightsInForce()
         confirmed_removals = frozenset(state.confirmed_removals)
         if not self.identity.asked:
             # Without the cluster's name, the first messages could go to another cluster than the one that is read.
@@ -262,7 +277,7 @@ class Reader:
         upstream, bound = await self._upstreams.read(
             name, reading, corrected, before, state.bound, started, confirmed_removals, only_shown=only_shown
         )
-        if upstream is None and self._selection.has_ring(*name):
+        if upstream is None and has_ring:
             bound_to = {*(binding.destination for binding in corrected), *state.in_force.weights}
             promises = promises_of(corrected)
             read_behind = await self._lanes.read(name[0], bound_to, promises, before, confirmed_removals, started)
@@ -285,14 +300,14 @@ class Reader:
             self._drop(name, state, before)
             raise absent(name)
         entry, change = await self._entry_builder.entry(
-            name, exchange, bindings, read_behind.behind, in_force.weights, before, started, why, upstream
+            name, mode, exchange, bindings, read_behind.behind, in_force.weights, before, started, why, upstream
         )
         self._put(name, before, entry, change)
         missing = in_force.missing.keys() - bindings.weights.keys()
         log_missing(name, state.logged_missing, missing)
         state.logged_missing = missing
         # Set only here, so that a reading which failed half-way (its queues were not readable, say) changes nothing.
-        state.in_force, state.bound = in_force, bound
+        state.in_force, state.bound, state.lanes_read = in_force, bound, has_ring
         self.overlays.settle(name, shown_type, reading.bindings, started)
         for lane, lane_shown in read_behind.shown.items():
             self.overlays.settle((name[0], lane), lane_shown.exchange_type, lane_shown.bindings, started)

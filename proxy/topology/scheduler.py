@@ -97,6 +97,7 @@ class Scheduler:
         self._overlays, self._identity = reader.overlays, reader.identity
         self._identity.on_change.append(self._identified)
         self._named = frozenset(named)
+        """The exchanges that a setting names."""
         self._tracked = {name: self._new(name) for name in self._named}
         """The exchanges that are read in turn."""
         self._wake = asyncio.Event()
@@ -283,6 +284,41 @@ class Scheduler:
         else:
             self._tracked.pop(name, None)
 
+    def _being_read(self) -> set[Name]:
+        locked = (name for name, tracked in self._tracked.items() if tracked.lock.locked())
+        return {*self._look_ups.under_way, *locked}
+
+    def known(self) -> set[Name]:
+        """Return the exchanges that are in the table, or are being read."""
+        return {*self._router.entries, *self._being_read()}
+
+    def reselect(self, named: Collection[Name], changed: Collection[Name], passed: Collection[Name]) -> None:
+        """Read exchanges anew after a reload: `named` are those that settings name now, in place of the former ones.
+
+        `changed` are known ones of which the settings say something else now: their next publish waits for one reading.
+        `passed` are others of the kind, whose publishes pass until now. If that reading fails, publishes go on the way
+        they did before, until one succeeds.
+        """
+        now, self._named = time.monotonic(), frozenset(named)
+        for name in self._named.difference(self._tracked):
+            self._tracked[name] = self._new(name)
+        for name, tracked in list(self._tracked.items()):
+            tracked.state.is_named = name in self._named
+            if not tracked.lock.locked():
+                self._track(name, tracked)
+        for name in passed:
+            self._reader.pass_until_read(name)
+            self._track(name, self._new(name))
+        upstream = {name for name, entry in self._router.entries.items() if changed and entry.upstream is not None}
+        for name in {*changed, *passed, *upstream}:
+            # While readings fail, a publish that waited for one would go the former way after all.
+            if self._is_readable(name):
+                self._router.mark_declared(name, now, certain=False)
+            if name in self._tracked:
+                self._hasten(self._tracked[name], now)
+        self._wake.set()
+        self._router.notify()
+
     def declared(self, vhost: str, declaration: Declaration) -> None:
         """Take a declaration that the broker has just confirmed.
 
@@ -290,10 +326,7 @@ class Scheduler:
         Otherwise the overlay keeps it until a reading shows it, and the exchange's next publishes wait for a reading.
         """
         now, entries = time.monotonic(), self._router.entries
-        being_read = {
-            *self._look_ups.under_way,
-            *(name for name, tracked in self._tracked.items() if tracked.lock.locked()),
-        }
+        being_read = self._being_read()
         for name in self._overlays.touched(vhost, declaration, entries, being_read):
             entry = entries.get(name)
             news = entry is None or is_news(name, entry, declaration)

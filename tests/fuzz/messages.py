@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.http.admission.gate import Admitted, Gate
+from proxy.http.admission.sizes import Sizes
 from proxy.http.endpoints.management import ManagementEndpoint
 from proxy.http.formats import cloudevents, fields, parsing
 from proxy.http.formats.decoding import DecodingError, decode_json
@@ -130,7 +131,7 @@ class _Endpoint(ManagementEndpoint):
     """The management API's publish, up to the message: all is admitted, and nothing published."""
 
     def __init__(self, body: bytes) -> None:
-        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), Settings(max_body=1 << 20))
+        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), Settings())
         self.login: Login | None = None
 
     async def _let_in(self, request: web.Request, name: tuple[str, str], login: Login) -> None:
@@ -147,7 +148,7 @@ class _Gate:
     """Lets everyone in, with that body."""
 
     def __init__(self, body: bytes) -> None:
-        self._body = body
+        self._body, self.sizes = body, Sizes(Settings(max_body=1 << 20))
 
     @contextmanager
     def admitted(self, messages: int) -> Iterator[None]:

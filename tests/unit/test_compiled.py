@@ -79,7 +79,7 @@ def test_they_are_equal_on_inputs_that_no_run_before_has_had(tmp_path: Path) -> 
 def test_version_and_metrics_say_which_runs(pure: str | None, runs: str) -> None:
     assert re.fullmatch(rf"ringproxy \S+, ring format 1, {runs}\n", run(pure, "-m", "proxy", "--version").stdout)
     # The first of the metrics needs nothing that runs.
-    code = "from proxy.http.admin.metrics import ProxyCollector as P; print(next(P(*[None] * 11).collect()).samples[0])"
+    code = "from proxy.http.admin.metrics import ProxyCollector as P; print(next(P(*[None] * 12).collect()).samples[0])"
     said = run(pure, "-c", code)
     assert f"'hot_loop': '{runs}'" in said.stdout, said.stderr
     assert "ringproxy_build_info" in said.stdout

@@ -32,7 +32,8 @@ from proxy.session.state import TRANSITIONS, Phase
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Selection
-from proxy.settings.sources import field_names, groups
+from proxy.settings.reload import SettingsInForce
+from proxy.settings.sources import Sources, field_names, groups
 from proxy.shards.command import PARTS
 from proxy.shards.watch import Watch
 from proxy.topology.management import Management
@@ -206,8 +207,9 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         settings = Settings(journal_dir=tmp_path, trace_sample=0.0)
         files, limits = Files(settings), Limits(1, 1)
         journaling = Journaling(settings, files)
+        in_force = SettingsInForce(Sources(None, {}, {}))
         parts = counts, router, scheduler, reader, publisher, listener, journaling, limits, files, None
-        families = list(ProxyCollector(*parts, Tracing(settings)).collect())
+        families = list(ProxyCollector(*parts, Tracing(settings), in_force).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
     assert names == {cell for cell in first_cells(REFERENCE["metrics"]) if cell.startswith("ringproxy_")}

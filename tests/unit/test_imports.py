@@ -77,8 +77,12 @@ ROOMS: dict[str, set[str]] = {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.http", "proxy.http.formats"),
         "proxy.http.admission",
     },
+    "proxy.reload": {
+        *("proxy.settings", "proxy.process", "proxy.topology", "proxy.routing", "proxy.session", "proxy.http"),
+        *("proxy.http.admission", "proxy.groups", "proxy.groups.consuming"),
+    },
     "proxy.app": {
-        *("proxy.groups", "proxy.groups.consuming"),
+        *("proxy.groups", "proxy.groups.consuming", "proxy.reload"),
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
         *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
         *("proxy.http.admin", "proxy.tracing"),

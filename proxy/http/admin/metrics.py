@@ -25,6 +25,7 @@ from proxy.session.end import End
 from proxy.session.listener import Listener
 from proxy.settings.files import Files
 from proxy.settings.guesses import KINDS, RESULTS
+from proxy.settings.reload import SettingsInForce
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import WHATEVER_IS_BOUND, Router
@@ -72,10 +73,11 @@ class ProxyCollector(Collector):
         files: Files,
         groups: "Groups | None",
         tracing: Tracing,
+        in_force: SettingsInForce,
     ) -> None:
         """Keep the parts that hold the figures; `groups` is None where the setting of that name is empty."""
         self._counts, self._router, self._scheduler, self._reader = counts, router, scheduler, reader
-        self._limits, self._files, self._groups = limits, files, groups
+        self._limits, self._files, self._groups, self._in_force = limits, files, groups, in_force
         self._publisher, self._listener, self._journaling = publisher, listener, journaling
         self._tracing = tracing
 
@@ -354,6 +356,23 @@ class ProxyCollector(Collector):
             "1 if the files of a setting are in force as they are, 0 if their last good version is.",
             ["setting"],
             {(each.setting,): not each.fault for each in self._files.watched},
+        )
+        yield _counter(
+            "ringproxy_reload_successes",
+            "Times that files of a setting were read again and had no mistake.",
+            ["setting"],
+            {(each.setting,): each.successes for each in self._files.watched},
+        )
+        yield _gauge(
+            "ringproxy_reload_success_timestamp_seconds",
+            "When the files of a setting were last read without a mistake, in seconds since 1970.",
+            ["setting"],
+            {(each.setting,): each.read_at for each in self._files.watched},
+        )
+        yield GaugeMetricFamily(
+            "ringproxy_reload_needs_restart",
+            "Settings that have another value in the settings file, and need a restart.",
+            len(self._in_force.restart),
         )
         yield _gauge(
             "ringproxy_certificate_expiry_timestamp_seconds",

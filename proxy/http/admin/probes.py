@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from proxy.groups.onlooker import Onlooker
 from proxy.groups.shard_readings import no_group, queues_of
 from proxy.http.admin.console.console import Console
-from proxy.http.admin.readiness import Readiness, titles
+from proxy.http.admin.readiness import Readiness
 from proxy.http.admin.rings import shown as shown_entry
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
@@ -21,6 +21,7 @@ from proxy.outcome import Outcome
 from proxy.process.identity import ID_HEADER, process_id
 from proxy.process.logs import escaped
 from proxy.process.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
+from proxy.settings.reload import SettingsInForce
 from proxy.topology.bindings import RING_TYPES
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import NO_RING
@@ -71,6 +72,7 @@ class Admin:
         groups: "Groups | None",
         onlooker: Onlooker,
         console: Console | None,
+        in_force: SettingsInForce,
     ) -> None:
         """Take the listener's `names`, and the `default_vhost` that answers name.
 
@@ -78,7 +80,7 @@ class Admin:
         `admin_console` is false.
         """
         self._router, self._scheduler, self._readiness = router, scheduler, readiness
-        self._metrics, self._console = metrics, console
+        self._metrics, self._console, self._in_force = metrics, console, in_force
         self._names, self._groups, self._onlooker = names, groups, onlooker
         self._default_vhost, self._lookup_timeout = default_vhost, lookup_timeout
         self.started = False
@@ -93,6 +95,7 @@ class Admin:
         app.router.add_get("/startupz", self.startupz)
         app.router.add_get("/readyz", self.readyz)
         app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/settings", self.settings)
         app.router.add_get("/rings", self.rings)
         app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
         app.router.add_get("/groups", self.groups)
@@ -130,11 +133,9 @@ class Admin:
         ready = not any(checks.values())
         if "verbose" in request.query:
             lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
-            if missing := self._scheduler.missing():
-                # Not among the checks: a program may declare it later, through this sidecar, once that is ready.
-                absent = [name for name, is_absent in missing.items() if is_absent]
-                why = f": not found: {titles(absent)}; the sidecar is ready all the same" if absent else ""
-                lines.append(f"{'FAIL' if why else 'ok  '} named exchanges exist{why}")
+            for check, why in self._readiness.asides().items():
+                failed = f"FAIL {check}: {why}; the sidecar is ready all the same"
+                lines.append(failed if why else f"ok   {check}")
             lines += [f"note {what}: {why}" for what, why in self._readiness.notes()]
             text = "".join(f"{escaped(line)}\n" for line in lines)
         else:
@@ -145,6 +146,10 @@ class Admin:
         """Answer with the metrics, in the format that the scraper asks for."""
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encoder(self._metrics), headers={"Content-Type": content_type})
+
+    async def settings(self, _: web.Request) -> web.Response:
+        """Answer with the settings in force and where each comes from, for `ring-proxy reload --check`."""
+        return json_answer(self._in_force.report())
 
     async def rings(self, _: web.Request) -> web.Response:
         """Answer with every exchange that is known, with its ring, as `ring-proxy diff` compares them."""

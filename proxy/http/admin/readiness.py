@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from proxy.publisher.pool import Publisher
 from proxy.settings.patterns import Mode
+from proxy.settings.reload import SettingsInForce
+from proxy.settings.sources import written_name
 from proxy.topology.names import some
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
@@ -18,6 +20,7 @@ class Readiness:
 
     def __init__(
         self,
+        in_force: SettingsInForce,
         router: Router,
         scheduler: Scheduler,
         reader: Reader,
@@ -28,7 +31,7 @@ class Readiness:
     ) -> None:
         """Take the `default_vhost` whose connection readiness needs; `draining` returns whether the sidecar drains."""
         self._router, self._scheduler, self._reader, self._publisher = router, scheduler, reader, publisher
-        self._default_vhost, self._draining = default_vhost, draining
+        self._in_force, self._default_vhost, self._draining = in_force, default_vhost, draining
 
     def checks(self) -> dict[str, str]:
         """Return each check of readiness with why it fails, which is empty if it holds."""
@@ -52,12 +55,29 @@ class Readiness:
             checks["one cluster"] = why
         return checks
 
+    def asides(self) -> dict[str, str]:
+        """Return each further check with why it fails, empty if it holds; the sidecar is ready in either case."""
+        checks = {}
+        if missing := self._scheduler.missing():
+            # A program may declare it later, through this sidecar, once that is ready.
+            absent = [name for name, is_absent in missing.items() if is_absent]
+            checks["named exchanges exist"] = f"not found: {titles(absent)}" if absent else ""
+        if self._in_force.watched is not None:
+            # The settings that were read before stay in force.
+            checks["settings file in force"] = self._in_force.fault
+        return checks
+
     def notes(self) -> list[tuple[str, str]]:
-        """Return what is amiss in other virtual hosts: none of them may make the sidecar unready for all."""
+        """Return the settings that wait for a restart, and what is amiss in other virtual hosts.
+
+        No other virtual host may make the sidecar unready for all.
+        """
         faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
         notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
         if gone := [name for name in self.stale() if name in self._scheduler.vhost_not_listed]:
             notes.append(("stale rings of virtual hosts that the management API does not list", titles(gone)))
+        if waiting := self._in_force.restart:
+            notes.append(("the settings file", f"needs a restart: {', '.join(map(written_name, waiting))}"))
         return sorted(notes) + self._not_routed()
 
     def _not_routed(self) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.http.admission.limits import LEAST_RATE, Limits
 from proxy.http.admission.pages import HostNames, refuse_foreign
+from proxy.http.admission.sizes import Sizes
 from proxy.http.formats.parsing import head_size
 from proxy.http.formats.problems import ProblemError, invalid, more_than
 from proxy.outcome import Outcome
@@ -86,6 +87,7 @@ class Gate:
         limits: Limits,
         counts: Counts,
         *,
+        sizes: Sizes,
         body_timeout: float,
         names: HostNames | None = None,
     ) -> None:
@@ -96,6 +98,8 @@ class Gate:
         self._names = names
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
+        self.sizes = sizes
+        """The most that one request may bring."""
         self.guesses = Guesses(counts.credentials)
         self.loop = asyncio.get_running_loop()
         self.draining = False

@@ -28,6 +28,12 @@ class Limits:
         """Bytes of requests that bring batches."""
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
+    def resize(self, most_messages: int, most_bytes: int) -> None:
+        """Take other limits, both at least 1. All that is under way goes on."""
+        self._most_messages, self._most_bytes = most_messages, most_bytes
+        if self._turn.locked() and self._has_room():
+            self._freed.set()
+
     def full(self, size: int, held: int = 0, *, batch: bool = False) -> str:
         """Return why `size` more bytes are too much for a request that holds `held` bytes; empty if they are not.
 

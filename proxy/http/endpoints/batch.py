@@ -120,10 +120,10 @@ class BatchEndpoint:
 
     def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
         """Return the reader of the body's items. Raises ProblemError 413 for a body that is announced as too long."""
-        most = self._settings.max_batch_body
+        most = self._gate.sizes.max_batch_body
         if (request.content_length or 0) > most:
             raise more_than(most, "max_batch_body")
-        most_item = self._settings.max_body * _JSON_SHARE + _BUFFER
+        most_item = self._gate.sizes.max_body * _JSON_SHARE + _BUFFER
         return Items(framing, gzip=gzip, most_bytes=most, most_item=most_item)
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
@@ -150,7 +150,7 @@ class BatchEndpoint:
 
         Returns between pieces, so that no item is held while the next is awaited.
         """
-        most = self._settings.max_batch
+        most = self._gate.sizes.max_batch
         for item in piece:
             if len(batch) >= most:
                 raise BodyError(len(batch), f"{batch.words.messages}: more than {most} (max_batch)", too_large=True)
@@ -179,8 +179,8 @@ class BatchEndpoint:
                 batch.refuse(message_id, None, f"messages[{index}].id: given twice: {message_id!r}", message)
                 return None
             ids.add(message_id)
-        if len(message.body) > self._settings.max_body:
-            detail = f"messages[{index}].payload: more than {self._settings.max_body} bytes (max_body)"
+        if len(message.body) > self._gate.sizes.max_body:
+            detail = f"messages[{index}].payload: more than {self._gate.sizes.max_body} bytes (max_body)"
             batch.refuse(message_id, None, detail, message)
             return None
         return batch.add(message_id, message)

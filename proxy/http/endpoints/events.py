@@ -55,7 +55,7 @@ class EventsEndpoint:
 
         This is a function of its own so that the body and the parsed event are freed before the answer is waited for.
         """
-        body = await self._gate.body(request, admitted, self._settings.max_body)
+        body = await self._gate.body(request, admitted, self._gate.sizes.max_body)
         try:
             raw = request.raw_headers
             return binary(raw, body) if form is Form.BINARY else structured(body, raw)
@@ -84,8 +84,8 @@ class EventsEndpoint:
             batch.refuse(event_id, None, detail, message)
             return None
         known.add(identity)
-        if len(message.body) > self._settings.max_body:
-            detail = f"events[{index}].data: more than {self._settings.max_body} bytes (max_body)"
+        if len(message.body) > self._gate.sizes.max_body:
+            detail = f"events[{index}].data: more than {self._gate.sizes.max_body} bytes (max_body)"
             batch.refuse(event_id, None, detail, message)
             return None
         return batch.add(event_id, message)

@@ -92,7 +92,7 @@ class ManagementEndpoint:
                 name = vhost, "" if exchange == _DEFAULT_EXCHANGE else exchange
                 await self._let_in(request, name, login)
                 self._gate.begin(admitted)
-                message = _message(await self._gate.body(request, admitted, self._settings.max_body), login[0])
+                message = _message(await self._gate.body(request, admitted, self._gate.sizes.max_body), login[0])
                 return _json(200, {"routed": await self._routed(admitted, name, login, message)})
         except ProblemError as problem:
             if problem.delay:

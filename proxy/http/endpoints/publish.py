@@ -31,7 +31,7 @@ class PublishEndpoint:
             name = name_of(request, query, self._settings.default_vhost)
             self._gate.authorize(request, name, admitted)
             key, properties = key_and_properties(request, query)
-            body = await self._gate.body(request, admitted, self._settings.max_body)
+            body = await self._gate.body(request, admitted, self._gate.sizes.max_body)
             return await self.confirmed(request, admitted, name, Message(key, Header.of(properties), body))
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:

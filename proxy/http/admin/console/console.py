@@ -20,7 +20,7 @@ from proxy.http.admission.pages import refuse_foreign
 from proxy.http.formats.answers import json_answer
 from proxy.http.formats.problems import invalid
 from proxy.process.identity import process_id
-from proxy.settings.config import Settings
+from proxy.settings.reload import SettingsInForce
 from proxy.settings.sources import describe
 from proxy.topology.management import Management
 from ring.compiled import kind
@@ -58,9 +58,9 @@ _KINDS: Final = ("exchange", "group")
 class Console:
     """The console of this sidecar; lives as long as the process."""
 
-    def __init__(self, settings: Settings, parts: Parts, api: Management) -> None:
+    def __init__(self, in_force: SettingsInForce, parts: Parts, api: Management) -> None:
         """Read nothing yet: most sidecars are never looked at."""
-        self._settings = settings
+        self._in_force = in_force
         self._snapshots = Snapshots(parts)
         self._fleet = Fleet(api)
         self._files: dict[str, bytes] = {}
@@ -124,7 +124,7 @@ class Console:
         return await self.streams.serve(request, view)
 
     async def _about(self, request: web.Request) -> web.Response:
-        """Answer with the versions that run, and with the settings, their passwords hidden."""
+        """Answer with the versions that run, and with the settings in force, their passwords hidden."""
         refuse_foreign(request)
         about: dict[str, Any] = {
             "sidecar": process_id(),
@@ -133,8 +133,8 @@ class Console:
             "ring_format": RING_FORMAT,
             "hot_loop": kind(),
             "python": platform.python_version(),
-            "default_vhost": self._settings.default_vhost,
-            "settings": describe(self._settings),
+            "default_vhost": self._in_force.now.default_vhost,
+            "settings": describe(self._in_force.now),
         }
         return json_answer(about)
 

@@ -145,6 +145,23 @@ async def test_connections_beyond_the_most_are_closed(caplog: pytest.LogCaptureF
     assert record.message.startswith("2 HTTP connections are open, as many as max_http_connections allows: ")
 
 
+async def test_another_limit_of_connections_holds_for_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case(connections=1)
+    async with case.listening(), case.connected() as first:
+        assert await first.is_answered()
+        async with case.connected() as second:
+            assert await second.read() == b""
+        case.runner.limit_connections(3)
+        async with case.connected() as second, case.connected() as third:
+            assert await second.is_answered()
+            assert await third.is_answered()
+            case.runner.limit_connections(2)
+            async with case.connected() as fourth:
+                assert await fourth.read() == b""
+            assert await third.is_answered()
+    assert [record.message.partition(" ")[0] for record in caplog.records] == ["1", "3"]
+
+
 async def test_while_it_drains_each_answer_ends_its_connection_and_none_is_cut() -> None:
     case = Case()
     async with case.listening(), case.connected() as first, case.connected() as second:

@@ -7,6 +7,7 @@ import pytest
 
 from proxy.settings import files, watched
 from proxy.settings.config import Settings
+from tests.unit.proxy.eventually import eventually
 
 
 def write_tokens(file: Path, token: str) -> None:
@@ -23,12 +24,12 @@ async def test_the_watch_outlives_a_defect(
     (tokens_of,) = made.watched
     refresh, looks, again = tokens_of.refresh, 0, asyncio.Event()
 
-    def defective() -> None:
+    def defective(*, asked: bool) -> None:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise ZeroDivisionError
-        refresh()
+        refresh(asked=asked)
         again.set()
 
     monkeypatch.setattr(tokens_of, "refresh", defective)
@@ -40,3 +41,15 @@ async def test_the_watch_outlives_a_defect(
     assert [record.message for record in caplog.records if record.exc_info] == [
         "unexpected error while reading files again; what was read before stays in force"
     ]
+
+
+async def test_who_asks_has_all_files_read_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "LOOK_INTERVAL", 1000)
+    tokens = tmp_path / "tokens.toml"
+    write_tokens(tokens, "first")
+    again = watched.Watched("config", [tokens], tokens.read_text, settles=True)
+    made = files.Files(Settings(tokens_file=tokens), again)
+    watch = asyncio.create_task(made.watch())
+    made.asked.set()
+    await eventually(lambda: [each.successes for each in made.watched] == [1, 1])
+    watch.cancel()

@@ -103,3 +103,16 @@ def test_names_without_a_wildcard_are_told_from_those_that_clients_choose() -> N
     selection = Selection(["*", "v/orders"], ["a%2Fb"], ["*/left", "x*"])
     names = ("orders", "a/b", "left", "x", "xy", "*", "other")
     assert [selection.names(name) for name in names] == [True, True, True, False, False, False, False]
+
+
+def test_a_selection_takes_other_patterns() -> None:
+    selection = Selection(["a"], [], ["b"], ["b"])
+    assert (selection.says("/", "a"), selection.says("/", "b")) == ((Mode.ROUTE, True, True), (Mode.PASS, False, True))
+    selection.take(["c*"], ["a"], [], [], [("/", "b")])
+    assert (selection.says("/", "a"), selection.says("/", "b")) == (
+        (Mode.SHADOW, False, True),
+        (Mode.PASS, False, True),
+    )
+    assert selection.says("v", "b") == (Mode.PASS, False, False)
+    assert selection.says("/", "c1") == (Mode.ROUTE, False, True)
+    assert (selection.names("a"), selection.names("b")) == (True, False)

@@ -17,6 +17,7 @@ def test_a_mistake_is_counted_and_told_until_it_is_mended(tmp_path: Path) -> Non
             raise ConfigError("some_file: no number") from None
 
     watched = Watched("some_file", [file, None], read)
+    began = watched.read_at
     assert (watched(), watched.failures, watched.fault, watched.files) == (1, 0, "", (file,))
     file.write_text("rubbish")
     for _ in range(3):
@@ -25,3 +26,23 @@ def test_a_mistake_is_counted_and_told_until_it_is_mended(tmp_path: Path) -> Non
     assert (watched(), watched.failures, watched.fault) == (1, 2, "some_file: no number")
     file.write_text("22")
     assert (watched(), watched.failures, watched.fault) == (22, 2, "")
+    assert watched.successes == 1
+    assert watched.read_at >= began
+
+
+def test_a_file_that_settles_is_read_once_two_looks_find_it_alike(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("whole")
+    watched = Watched("some_file", [file], file.read_text, settles=True)
+    file.write_text("")
+    assert watched() == "whole"
+    file.write_text("half of")
+    assert watched() == "whole"
+    file.write_text("half of it, and the rest")
+    assert watched() == "whole"
+    assert watched() == watched() == "half of it, and the rest"
+    assert watched.successes == 1
+    file.write_text("at once")
+    assert watched.refresh(asked=True) == "at once"
+    assert watched.refresh(asked=True) == "at once"
+    assert watched.successes == 3

@@ -49,6 +49,7 @@ class Made:
     scheduler: Scheduler
     reader: Reader
     router: Router
+    selection: Selection
 
     @property
     def entry(self) -> Entry:
@@ -92,10 +93,11 @@ async def scheduling(
     """
     async with Management([node.url for node in (fake, *others)], answer_within) as api:
         router = Router(LONG, refuse_stale=False, clock=lambda: float(vars(scheduler_module)["time"].monotonic()))
+        selection = Selection(route, shadow, pass_, groups)
         reader = Reader(
             api,
             router,
-            Selection(route, shadow, pass_, groups),
+            selection,
             settle_time=settle_time,
             on_dead_letter=on_dead_letter,
             cache=cache,
@@ -103,7 +105,7 @@ async def scheduling(
         )
         scheduler = Scheduler(reader, router, interval=interval, named=named)
         task = asyncio.create_task(scheduler.run()) if running else None
-        yield Made(scheduler, reader, router)
+        yield Made(scheduler, reader, router, selection)
         if task is not None:
             assert not task.done(), "run() ended by itself"
             task.cancel()

@@ -519,8 +519,8 @@ async function listen() {
 
 addEventListener("hashchange", () => {
   asked = {};
+  about = null;  // the settings may have changed since
   if (snapshot) [snapshot.detail, snapshot.fault] = [null, ""];
-  if (about && about.problem) about = null;
   if (runbook && runbook.problem) runbook = null;
   draw();
   listen();

@@ -18,9 +18,10 @@ from proxy.routing.counters import Counts
 from proxy.routing.routes import RouteTables
 from proxy.session.listener import Listener
 from proxy.session.shared import Shared
-from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Mode, Selection
+from proxy.settings.reload import SettingsInForce
+from proxy.settings.sources import Sources
 from proxy.topology.bindings import Bindings
 from proxy.topology.management import Management
 from proxy.topology.reader import Reader
@@ -37,7 +38,8 @@ ALL = View("", "", "")
 @pytest.fixture
 async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
     """The parts of a sidecar that has read nothing."""
-    settings, router, counts = Settings(), Router(300, False), Counts()
+    in_force, router, counts = SettingsInForce(Sources(None, {}, {})), Router(300, False), Counts()
+    settings = in_force.now
     dial = Brokers(settings.brokers, None, 1).dial
     publisher = Publisher(dial, lambda: ("", ""), connections=1, connect_timeout=1, confirm_timeout=1)
     async with Management(settings.management_url, 1) as api:
@@ -47,7 +49,7 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
         tables = RouteTables(router, selection, counts.counter_table["amqp"], lambda _: "", lambda _: None)
         shared = Shared(tables, Readings(scheduler, reader.identity, 1), dial, frozenset(), counts.amqp_latency.add, 1)
         files = Files(settings)
-        readiness = Readiness(router, scheduler, reader, publisher, default_vhost="/", draining=lambda: False)
+        readiness = Readiness(in_force, router, scheduler, reader, publisher, default_vhost="/", draining=lambda: False)
         journaling = Journaling(settings, files)
         listener = Listener(shared, 1)
         yield Parts(router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, None)

@@ -15,10 +15,12 @@ from aiohttp.test_utils import make_mocked_request
 
 from proxy.http.admission.gate import Gate
 from proxy.http.admission.limits import LEAST_RATE, Limits
+from proxy.http.admission.sizes import Sizes
 from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.http.server import ConnectionBounds, ProblemRunner
 from proxy.outcome import Outcome
 from proxy.routing.counters import NOWHERE, Counts
+from proxy.settings.config import Settings
 from proxy.settings.parse import Address
 from proxy.settings.tokens import Access
 from proxy.topology.table import Router
@@ -34,7 +36,9 @@ class Case:
         router = Router(300, refuse_stale=True)
         router.put(KNOWN, known(QUEUES))
         self.limits, self.counts = Limits(messages, size), Counts()
-        self.gate = Gate(router, Access(tokens), self.limits, self.counts, body_timeout=body_timeout)
+        self.gate = Gate(
+            router, Access(tokens), self.limits, self.counts, sizes=Sizes(Settings()), body_timeout=body_timeout
+        )
         self.held: list[tuple[int, int]] = []
         """Messages and bytes that counted once a body was read."""
         self.come = asyncio.Event()

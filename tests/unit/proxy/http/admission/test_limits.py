@@ -239,3 +239,20 @@ async def life(steps: list[tuple[str, int]], most: int, most_bytes: int) -> None
         limits.give_batched(under_way.pop())
         await idle()
     assert admitted == sorted(admitted)
+
+
+async def test_higher_limits_let_in_who_waits_and_lower_ones_end_nothing() -> None:
+    limits = Limits(2, 100)
+    limits.take_batched(10)
+    waiting = asyncio.create_task(limits.room())
+    await asyncio.sleep(0)
+    limits.resize(1, 10)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    limits.resize(3, 100)
+    await waiting
+    limits.take(3, 50)
+    limits.resize(2, 20)
+    assert limits.full(0) == "4 messages are in flight, max_in_flight is 2"
+    limits.give(2, 0)
+    assert limits.full(1) == "60 bytes are in flight, max_in_flight_bytes is 20"
