@@ -1,4 +1,4 @@
-"""The command ring-proxy: run, config, explain, diff, group, top, topology.
+"""The command ring-proxy: run, config, reload, explain, diff, group, top, topology.
 
 Each command imports its own modules as it begins. A sidecar keeps none of the others' in memory, and a question to a
 sidecar does not wait until all of a sidecar is imported.
@@ -159,6 +159,12 @@ def _add_check(command: argparse.ArgumentParser) -> None:
     _add_settings(command)
 
 
+def _add_reload(command: argparse.ArgumentParser) -> None:
+    text = "the new settings file; to have a sidecar read its own again, send it SIGHUP, or wait a few seconds"
+    command.add_argument("--check", metavar="FILE", required=True, help=text)
+    _add_url(command)
+
+
 def _add_question(command: argparse.ArgumentParser) -> None:
     command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
     text = "the routing key; for an exchange that hashes a header or property, the value of that"
@@ -217,8 +223,11 @@ def _add_sidecar(command: argparse.ArgumentParser, *, is_part: bool = False) -> 
     """Add the flags for who is asked; those of a part leave what the flags before its name have set."""
     text = "virtual host of the exchange (default: the sidecar's own, the path of its broker_url)"
     command.add_argument("--vhost", metavar="NAME", default=argparse.SUPPRESS if is_part else None, help=text)
+    _add_url(command, argparse.SUPPRESS if is_part else _SIDECAR)
+
+
+def _add_url(command: argparse.ArgumentParser, default: str = _SIDECAR) -> None:
     text = f"URL of the sidecar's admin listener (default: {_SIDECAR})"
-    default = argparse.SUPPRESS if is_part else _SIDECAR
     command.add_argument("--sidecar", metavar="URL", default=default, help=text)
 
 
@@ -316,6 +325,15 @@ def _config(options: argparse.Namespace) -> int:
     return 0
 
 
+def _reload(options: argparse.Namespace) -> int:
+    """Print what a settings file would change at a running sidecar; return the exit status."""
+    from proxy.commands.reload import check
+
+    told = check(options.sidecar, Path(options.check))
+    print("\n".join(map(escaped, told.lines)))
+    return int(not told.takes_effect)
+
+
 def _explain(options: argparse.Namespace) -> int:
     from proxy.commands.explain import explain
 
@@ -403,6 +421,16 @@ COMMANDS = (
         _add_check,
         "show every setting with its meaning and the value in force, passwords hidden",
         {0: "no mistake was found"},
+    ),
+    Command(
+        "reload",
+        _reload,
+        _add_reload,
+        "show what a new settings file would change at a running sidecar, and change nothing",
+        {
+            0: "the file has no mistake, and all of it would take effect without a restart",
+            1: "the file has no mistake, and something in it needs a restart or has no effect",
+        },
     ),
     Command(
         "explain",

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from pamqp.commands import Basic, Channel, Connection
 
+from proxy.cli import main
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, queues_of, wait_until
 from tests.integration.conftest import SECRETS, Login, StartSidecar
@@ -336,3 +337,49 @@ def test_sighup_without_a_settings_file_ends_nothing(start_sidecar: StartSidecar
     sidecar.signal(signal.SIGHUP)
     wait_until("the log", lambda: "SIGHUP: there is no settings file to read again" in sidecar.log())
     sidecar.publish("flipped", "k", vhost=rings.name).receipt()
+
+
+def test_the_command_says_what_a_file_would_change(
+    start_sidecar: StartSidecar,
+    settings: SettingsFile,
+    rings: VirtualHost,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sidecar = start_sidecar(config=str(settings.path), max_batch="7")
+    sidecar.publish("flipped", "k", vhost=rings.name).receipt()
+    new = SettingsFile(tmp_path / "new.toml", route=toml("*"))
+
+    def check() -> tuple[int, list[str], str]:
+        status = main(["reload", "--check", str(new.path), "--sidecar", sidecar.admin_url])
+        printed = capsys.readouterr()
+        return status, printed.out.splitlines(), printed.err
+
+    assert check() == (0, ["nothing changes"], "")
+    new.write(route="[]", max_body=100)
+    assert check() == (
+        0,
+        [
+            'route: ["*"] -> []',
+            "max_body: 16777216 -> 100",
+            f"route -> pass: exchange 'flipped' in {rings.name!r}; from then on their keys go to other queues",
+        ],
+        "",
+    )
+    new.write(route=toml("*"), drain_time=3, max_batch=9)
+    status, lines, _ = check()
+    assert (status, lines) == (
+        1,
+        [
+            "drain_time: 20.0 -> 3.0, needs a restart",
+            "max_batch: no effect, as the environment of the sidecar wins",
+        ],
+    )
+    new.write(route=toml("a/b/c"))
+    status, lines, error = check()
+    assert (status, lines) == (2, [])
+    assert (
+        error == f"ring-proxy: {new.path}: route: 'a/b/c' is not NAME or VHOST/NAME: a '/' in a name is written %2F\n"
+    )
+    assert "settings:" not in sidecar.log()
+    assert sidecar.publish("flipped", "k", vhost=rings.name).queue() == owner(QUEUES, "k")

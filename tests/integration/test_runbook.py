@@ -711,6 +711,19 @@ def test_retire_a_queue_that_is_not_classic(
     assert "orders.2" not in shop.queues()
 
 
+def test_change_settings_without_a_restart(start_used: StartSidecar, broker: Broker, tmp_path: Path) -> None:
+    check, reload = ROUTINE["Change settings without a restart"]
+    settings, new = tmp_path / "ringproxy.toml", tmp_path / "new.toml"
+    settings.write_text("")
+    new.write_text('route = ["orders"]\n')
+    sidecar = start_used(config=str(settings))
+    shell = Shell(here(broker, sidecar) | {"PID": str(sidecar.process.pid), "NEW": str(new)})
+    assert shell(check).splitlines() == ['route: ["*"] -> ["orders"]']
+    new.rename(settings)
+    assert shell(reload) == "ok   settings file in force\n"
+    wait_until("the log", lambda: 'settings: route: ["*"] -> ["orders"]' in sidecar.log())
+
+
 def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
     end, wait, compare = ROUTINE["Restart and upgrade sidecars"]
     old, stays = start_used(), start_used()

@@ -1,0 +1,68 @@
+"""A sidecar's answer about its settings, and what a file would change there; real sidecars: tests/integration."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.commands import reload
+from proxy.commands.asking import QuestionError
+from proxy.commands.reload import check
+from proxy.settings.reload import SettingsInForce
+from proxy.settings.sources import Sources
+
+
+class Sidecar:
+    """The answers of a sidecar with these flags."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **flags: str) -> None:
+        self.settings: Any = SettingsInForce(Sources(None, {}, flags)).report()
+        self.rings: dict[str, Any] = {"exchanges": []}
+        monkeypatch.setattr(reload, "ask", lambda sidecar, path: self.settings)
+        monkeypatch.setattr(reload, "rings", lambda sidecar: self.rings)
+
+
+def test_passwords_are_not_compared_and_flags_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Sidecar(monkeypatch, management_url="http://me:old@h", max_batch="7")
+    file = tmp_path / "new.toml"
+    file.write_text('broker_url = "amqp://guest:other@localhost:5672/"\nmanagement_url = "http://me:new@h"\n')
+    # The password of a URL in the file cannot be compared, and that of a flag stays whatever the file says.
+    assert check("", file) == (["nothing changes"], True)
+    file.write_text('max_batch = 8\nbroker_url = "amqp://localhost:5672/"\n')
+    told = check("", file)
+    assert told.lines == [
+        'broker_url: "amqp://guest:***@localhost:5672/" -> "amqp://localhost:5672/", needs a restart',
+        "max_batch: no effect, as a flag of the sidecar wins",
+    ]
+    assert not told.takes_effect
+
+
+def test_exchanges_are_told_by_how_their_modes_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sidecar = Sidecar(monkeypatch)
+    modes = {"a": "route", "b": "route", "c": "shadow", "d": "pass"}
+    sidecar.rings["exchanges"] = [{"vhost": "/", "exchange": name, "mode": mode} for name, mode in modes.items()]
+    file = tmp_path / "new.toml"
+    file.write_text('route = ["d"]\n')
+    assert check("", file).lines == [
+        'route: ["*"] -> ["d"]',
+        "pass -> route: exchange 'd' in '/'; from then on their keys go to other queues",
+        "route -> pass: exchange 'a' in '/', 'b' in '/'; from then on their keys go to other queues",
+        "shadow -> pass: exchange 'c' in '/'",
+    ]
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"settings": []}, {"settings": {"route": {}}}, {"settings": {"x": 1}}])
+def test_what_is_no_answer_about_settings_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: object
+) -> None:
+    Sidecar(monkeypatch).settings = answer
+    (tmp_path / "new.toml").touch()
+    with pytest.raises(QuestionError, match="not a sidecar's settings"):
+        check("http://h", tmp_path / "new.toml")
+
+
+def test_a_sidecar_of_another_release_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    del Sidecar(monkeypatch).settings["settings"]["max_body"]
+    (tmp_path / "new.toml").touch()
+    with pytest.raises(QuestionError, match="another release"):
+        check("http://h", tmp_path / "new.toml")
