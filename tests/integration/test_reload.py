@@ -62,8 +62,9 @@ def settings(tmp_path: Path) -> SettingsFile:
 
 @pytest.fixture
 def sidecar(start_sidecar: StartSidecar, settings: SettingsFile) -> Sidecar:
-    """One that reads exchanges again only when something says so, and the settings only at SIGHUP or in two looks."""
-    return start_sidecar(config=str(settings.path), sync_interval="600")
+    """One that reads exchanges again only when something says so, and waits for that on a busy machine, too."""
+    patience = {"lookup_timeout": "25", "management_timeout": "25"}
+    return start_sidecar(config=str(settings.path), sync_interval="600", **patience)
 
 
 LANED = [f"laned.{queue}" for queue in QUEUES]
