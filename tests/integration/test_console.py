@@ -238,6 +238,27 @@ async def test_a_member_that_acks_nothing(
             await found(tab, "A member of orders does not ack", "member-not-acking")
 
 
+async def test_a_settings_file_that_changes(start_sidecar: StartSidecar, tmp_path: Path, browser: int) -> None:
+    file = tmp_path / "ringproxy.toml"
+    file.write_text("max_sessions = 7\n")
+    sidecar = start_sidecar(config=str(file))
+    async with page(browser, sidecar) as tab:
+        await go(tab, "#/about")
+        await says(tab, "max_sessions = 7\n")
+        file.write_text("max_sessions = 8\ndrain_time = 3\n")
+        sidecar.signal(signal.SIGHUP)
+        await go(tab, "#/")
+        await says(tab, "the settings file: needs a restart: drain_time")
+        await go(tab, "#/about")
+        await says(tab, "max_sessions = 8\n", "drain_time = 20.0\n")
+        file.write_text("max_sesions = 9\n")
+        sidecar.signal(signal.SIGHUP)
+        await go(tab, "#/")
+        await found(tab, "The settings file has a mistake", "a-reload-failed")
+        await go(tab, "#/about")
+        await says(tab, "max_sessions = 8\n")
+
+
 async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, browser: int) -> None:
     sharded(vhost)
     who = Client("poor", "pw-poor")

@@ -87,7 +87,8 @@ def _of_sidecar(o: Overview) -> Iterator[Finding]:
     if o.journal:
         yield Finding(Severity.WARNING, "The journal loses records", o.journal, "journal-loses-records")
     for setting, why in o.reloads.items():
-        yield Finding(Severity.WARNING, f"The files of {setting} cannot be read again", why, "a-reload-failed")
+        what = "The settings file" if setting == "config" else f"A file of {setting}"
+        yield Finding(Severity.WARNING, f"{what} has a mistake", why, "a-reload-failed")
     for setting, days in o.certificates.items():
         text = f"It ends in {days:.1f} days." if days > 0 else "It has ended."
         yield Finding(Severity.WARNING, f"The certificate of {setting} ends", text, "a-certificate-ends")

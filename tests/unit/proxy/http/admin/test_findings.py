@@ -128,6 +128,7 @@ CASES: list[tuple[Overview, Severity, str, str]] = [
     (overview(nowhere={"invalid": 5}, succeeded=0), CRITICAL, "all-publishes-fail", "none succeeded"),
     (overview(journal="no space"), WARNING, "journal-loses-records", "no space"),
     (overview(reloads={"tokens_file": "no TOML"}), WARNING, "a-reload-failed", "no TOML"),
+    (overview(reloads={"config": "unknown setting"}), WARNING, "a-reload-failed", "unknown setting"),
     (overview(certificates={"tls_cert_file": 2.0}), WARNING, "a-certificate-ends", "ends in 2.0 days"),
     (overview(certificates={"tls_cert_file": -1.0}), WARNING, "a-certificate-ends", "has ended"),
     (
