@@ -112,6 +112,7 @@ class Route:
         "matcher",
         "name",
         "owners",
+        "placement",
         "plain",
         "reason",
         "shadowed",
@@ -164,6 +165,11 @@ class Route:
         """The tracer of its publishes; None where none are traced."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
+        self.placement = self.fingerprint if reason is None else ""
+        """A digest of where the route takes its messages: two routes of an exchange with the same one place all alike.
+
+        It is empty if the route passes its publishes. `settle_placement` completes it once the targets are linked.
+        """
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
         """Whether the settings alone say where publishes go, so that no declaration changes it."""
         self.plain = by_key and all(target.is_queue for target in self.targets)
@@ -225,6 +231,23 @@ class Route:
                 return target.passed or PassReason.NO_RING
             route = target.behind
         return PassReason.CYCLE
+
+    def settle_placement(self) -> None:
+        """Have the placement tell of the rings behind the targets as well, now that these are linked."""
+        found, todo, facts = {self.name}, [self], [self.fingerprint]
+        while todo:
+            route = todo.pop()
+            if route.matcher is not None:
+                facts.append(f"matcher {id(route.matcher)}")
+            for target in route.targets:
+                behind = target.behind
+                if behind is not None and behind.name not in found:
+                    found.add(behind.name)
+                    todo.append(behind)
+                    facts.append(behind.fingerprint)
+                elif not target.is_queue:
+                    facts.append(f"{target.destination.name} {target.passed}")
+        self.placement = " ".join(facts)
 
     def leads_through(self) -> set[Name]:
         """Return the exchanges that messages may go through on this route, its own exchange among them."""

@@ -187,6 +187,8 @@ class RouteTable:
         for target in route.targets:
             if not target.is_queue:
                 self._link(target, of_upstream=route.matcher is not None)
+        if not all(target.is_queue for target in route.targets):
+            route.settle_placement()
         return route
 
     def _shadowed(self, exchange: bytes, name: Name) -> Route:

@@ -11,6 +11,7 @@ from mypy_extensions import i64
 from proxy.session.backlog import Backlog
 from proxy.session.merging import Merge
 from proxy.session.publishing.confirms import Confirms, PublishNote
+from proxy.session.publishing.order import Order
 from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, QUEUE_DECLARE_OK, U16
 
@@ -62,8 +63,8 @@ class Channel:
     __slots__ = (
         "backlog", "bits", "body_left_to_client", "confirms", "declaring", "deferred", "exchange", "expect", "frame",
         "has_other_state", "header_start", "id", "key", "last_queue", "left", "merge", "method_start", "naming",
-        "nonce", "owed_close_ok", "pending", "refusal", "reopening", "routed", "sampled", "sampled_at", "state",
-        "transactional", "unsettled_returns", "withheld",
+        "nonce", "order", "owed_close_ok", "pending", "refusal", "reopening", "routed", "sampled", "sampled_at",
+        "state", "transactional", "unsettled_returns", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -100,6 +101,8 @@ class Channel:
         """The queue that an empty queue name stands for: the last one declared (AMQP section 1.7.2.1)."""
         self.confirms = Confirms()
         """The publishes, and the broker's answers to them."""
+        self.order = Order()
+        """The rings that the unsettled publishes went by."""
         self.transactional = False
         """Whether publishes take effect at tx.commit."""
         self.has_other_state = False

@@ -43,7 +43,7 @@ from proxy.session import channel_zero, closing, methods
 from proxy.session.backlog import MOST_WITHHELD, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.publishing.publish import count, publish
+from proxy.session.publishing.publish import count, must_wait, publish
 from proxy.session.reads import run
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
 from proxy.session.waiting import may_go_on
@@ -321,6 +321,8 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
             channel.frame = data[i:end]
             return b""
+        if route.placement is not channel.order.placement and must_wait(c, channel, route, exchange):
+            return None
         # If an exchange behind a ring does not exist, the 404 may be the answer to the client's own publish to it.
         channel.has_other_state |= route.is_behind
         count(c, channel, route.counters)

@@ -10,6 +10,7 @@ from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
+from proxy.session.publishing.order import LONGEST_WAIT
 from proxy.session.publishing.publish import held_publish
 from proxy.session.shared import Shared
 from proxy.session.waiting import may_go_on
@@ -105,7 +106,7 @@ class Waiter:
             return ""
         if not isinstance(awaited, Wait):
             return await self._shared.resolve(self._connection, channel, backlog, awaited, asked)
-        within = self._shared.answer_timeout
+        within = LONGEST_WAIT if awaited is Wait.OTHER_RING else self._shared.answer_timeout
         if awaited is Wait.INTERCEPTED:
             within += self._shared.readings.lookup_timeout
         while True:
@@ -116,9 +117,14 @@ class Waiter:
             except TimeoutError:
                 if may_go_on(channel, backlog, self._connection.interceptor):
                     return ""  # all that is due is the end of the client's frame
-                if awaited is not Wait.BEING_CLOSED or not channel.unsettled_returns:
+                if not channel.unsettled_returns:
+                    if awaited is Wait.OTHER_RING:
+                        channel.order.give_up(channel.confirms.number)
+                        return ""
                     return f"{awaited.value} within {within:g} s"
-            # A message of the number's last channel is on its way again, which has a limit of its own.
+                if awaited not in (Wait.BEING_CLOSED, Wait.OTHER_RING):
+                    return f"{awaited.value} within {within:g} s"
+            # A message of the channel, or of the number's last one, is on its way again: that has a limit of its own.
             asked = time.monotonic()
 
     async def _resume(self, channel: Channel, backlog: Backlog) -> None:

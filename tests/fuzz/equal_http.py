@@ -183,7 +183,8 @@ def dispatched(rng: Random, say: Say) -> None:
         message = Message(key, _header(rng), bytes(rng.randrange(40)))
         out.most_body = rng.choice((0, 0, 20))
         try:
-            step = dispatch.attempt(handle, message, results, index, it.router.clock())
+            behind = rng.choice(("", "", "", "another ring"))
+            step = dispatch.attempt(handle, message, results, index, it.router.clock(), behind)
         except ProblemError as problem:
             say((problem.status, problem.kind, problem.detail, problem.outcome))
             continue
@@ -192,8 +193,9 @@ def dispatched(rng: Random, say: Say) -> None:
             attempt(say, dispatch.ordering_key_of, handle, message)
             attempt(say, dispatch.goes_again, handle, message, step, it.router.clock())
         else:
-            step.close()
-            say("waits")
+            if step is not None:
+                step.close()
+            say("waits" if step is not None else "behind")
         if rng.random() < 0.8:
             out.pack()
         say([bytes(part) for part in out.out])

@@ -72,6 +72,8 @@ class Batch:
         self.words = words
         self._entries: list[_Entry] = []
         self._unsettled = 0
+        self._placement = ""
+        """The placement (`Route.placement`) by which the unsettled messages went."""
         self._settled = asyncio.Event()
         self.is_confirmed = True
         """Whether every message is confirmed so far."""
@@ -142,12 +144,17 @@ class Batch:
                 self._count(entry, message)
                 return None
         try:
-            step = self._dispatch.attempt(self._handle, message, self, index, since)
+            behind = self._placement if self._unsettled else ""
+            step = self._dispatch.attempt(self._handle, message, self, index, since, behind)
         except ProblemError as problem:
             self._unsent(index, message, problem)
             return None
+        if step is None:
+            # The ring has changed. One that comes back from the former ring has to go out before its key's next one.
+            return self._all_settled()
         if not isinstance(step, Placement):
             return step
+        self._placement = step.route.placement
         entry.placement, entry.ordering_key = step, step.ordering_key(message.key)
         self._count(entry, message)
         self._unsettled += 1
@@ -265,12 +272,16 @@ class Batch:
 
     async def done(self) -> None:
         """Return once the outcome of every message is known, and rings that proved stale have been read again."""
+        await self._all_settled()
+        gone = [entry for entry in self._entries if entry.result is not None and is_gone(entry.result)]
+        await self._read_again(entry for entry in gone if not is_gone(entry.came_back_with))
+
+    async def _all_settled(self) -> None:
+        """Return once the outcome of every message is known that was sent, or waits to be sent again."""
         await self._answered()
         while self._returned:
             await self._send_again()
             await self._answered()
-        gone = [entry for entry in self._entries if entry.result is not None and is_gone(entry.result)]
-        await self._read_again(entry for entry in gone if not is_gone(entry.came_back_with))
 
     async def _answered(self) -> None:
         """Return once the broker has answered for all that was sent."""

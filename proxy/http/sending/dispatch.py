@@ -167,19 +167,30 @@ class Dispatch:
         """
         since = self._router.clock()
         while not isinstance(step := self.attempt(handle, message, receiver, index, since), Placement):
+            assert step is not None  # it is behind nothing
             await step
         return step
 
     def attempt(
-        self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, since: float
-    ) -> Placement | Coroutine[Any, Any, None]:
+        self,
+        handle: ExchangeHandle,
+        message: Message,
+        receiver: Receiver,
+        index: int,
+        since: float,
+        behind: str = "",
+    ) -> Placement | Coroutine[Any, Any, None] | None:
         """Publish a message at once and return its place, or return what must be awaited before the next attempt.
 
-        `since` is when the first attempt was, monotonic. Raises ProblemError if there is no use in another.
+        `since` is when the first attempt was, monotonic. `behind` is the placement (`Route.placement`) of messages that
+        are not settled; if the message would go by another one, the result is None. Raises ProblemError if there is no
+        use in another attempt.
         """
         route = self._route(handle, since)
         if not isinstance(route, Route):
             return route
+        if behind and route.placement != behind:
+            return None
         group, key = handle.group, message.key or b""
         if message.key is None and (route.hashed is None or not route.stamp):
             raise no_routing_key("Routing-Key", "in this header or as ?key=")

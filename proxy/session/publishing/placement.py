@@ -70,10 +70,13 @@ def place_of(  # noqa: C901 - one decision, in its order
     """
     if not _may_go_out(c) or message.tries >= MOST_REPUBLISHES or c.table is None:
         return None
+    if message.origin.number <= message.channel.order.overtaken:
+        return None
     c.drop_old_routes()
     found = c.table.found_since(message.exchange, message.returned_at)
     if isinstance(found, Unread):
         return _unless_tried(tried, found)
+    message.placement = found.placement
     if not found.stamp or found.shadowed:
         return found if not message.passed and found.reason in _PASSED else None
     try:

@@ -13,6 +13,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from proxy.journal.buffer import Journal, Record
 from proxy.routing.counters import Counters
 from proxy.routing.route import Choice, Route, Target
+from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.publishing.confirms import MOST_UNSETTLED, PublishNote
@@ -39,14 +40,24 @@ def count(c: Connection, channel: Channel, counters: Counters) -> None:
             c.crowded = channel
 
 
+def must_wait(c: Connection, channel: Channel, route: Route, exchange: bytes) -> bool:
+    """Return whether a publish waits so that its key stays in order; `waiting.held` then says so."""
+    if channel.order.may_take(exchange, route.placement, channel.confirms, channel.transactional):
+        return False
+    c.waiting.held = Wait.OTHER_RING
+    return True
+
+
 def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:  # noqa: C901 - for speed
     """Return the bytes to send for a channel's withheld method and the content header frame from `i` to `end`.
 
-    Returns None if an exchange must be looked up first; `waiting.held` then says which. Raises Fault if the header
+    Returns None if it must wait; `waiting.held` then says for what. Raises Fault if the header
     cannot be read.
     """
     route = c.routes.get(channel.exchange) or c.route(channel.exchange)
     if route is None:
+        return None
+    if route.placement is not channel.order.placement and must_wait(c, channel, route, channel.exchange):
         return None
     start, stop = i + 7, end - 1
     choice: Choice | None = None

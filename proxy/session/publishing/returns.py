@@ -107,7 +107,9 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     c.republishing.expect(channel, None)
     channel.confirms.notes.pop(origin.number, None)
     left = content.body_size(data, start)
-    if isinstance(to, Stale | Unread) or (unstamped is None and message.exchange in c.republishing.parking):
+    own = c.republishing
+    behind = message.exchange in own.parking or (to is not None and own.by_other_ring(message))
+    if isinstance(to, Stale | Unread) or (unstamped is None and behind):
         unread = to if isinstance(to, Stale | Unread) else None
         parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, came_on_own_channel=False))
         c.republishing.expect(channel, Return(b"", left, parked=parked) if left else None)
@@ -171,6 +173,8 @@ def place_parked(c: Connection) -> None:
                     parked.unread = to
                     break
                 to = None
+            if to is not None and c.republishing.by_other_ring(message):
+                break
             c.republishing.parking.remove(parked)
             message.channel.unsettled_returns -= 1
             message.since = c.now  # the time of the reading is not the broker's
@@ -403,7 +407,8 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
         return b""
     message.sent_to, message.returned_at = _destination(sent_to, sent_key), c.now
     to = placement.place_of(c, message, (), data, start, stop) if placement.is_awaited(message) else None
-    if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
+    behind = message.exchange in own.parking
+    if isinstance(to, Stale | Unread) or behind or (to is not None and own.by_other_ring(message)):
         own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
         parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, came_on_own_channel=True))

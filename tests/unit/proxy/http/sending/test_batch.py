@@ -51,16 +51,26 @@ class FakeDispatch(Dispatch):
         self.read_anew: list[Placement] = []
         self.now: Placement | None = None
         """Where messages that came back would go; None for where they came from."""
+        self.ring: str | None = None
+        """The placement of the ring in force, if it has changed."""
         self.rerouted = 0
 
     def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
         return message.key
 
     def attempt(
-        self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, asked: float
-    ) -> Placement | Coroutine[Any, Any, None]:
+        self,
+        handle: ExchangeHandle,
+        message: Message,
+        receiver: Receiver,
+        index: int,
+        since: float,
+        behind: str = "",
+    ) -> Placement | Coroutine[Any, Any, None] | None:
         if index in self.problems:
             raise self.problems[index]
+        if behind and self.ring is not None and behind != self.ring:
+            return None
         if index in self.waits:
             return self.waits.pop(index)
         self.sent.append((index, message))

@@ -1,0 +1,76 @@
+"""The order of a key's publishes on one channel while rings change: later ones wait for the answers of earlier ones.
+
+Theory of operation
+-------------------
+
+A publish that comes back goes to the queue that the ring names by then. A later publish of its key must not be in that
+queue before it. Three facts make one rule enough:
+
+- The broker returns publishes of one channel to one place in the order in which they were sent. They go out again on
+  one channel, in that order.
+- As long as the ring stays the same, a later publish of the key goes the way of the one that comes back, and comes back
+  behind it.
+- So a later publish can only overtake if the channel has taken another ring meanwhile.
+
+The rule: **a channel takes another ring of an exchange once all that it has published before is settled.** Until then
+its next publish to that exchange waits, and the rest of the channel behind it. That is one answer of the broker's,
+unless a queue hangs. Nothing may wait long for a queue that hangs: after LONGEST_WAIT the channel goes on, and what it
+had published until then is `overtaken`. If one of those comes back, it does not go out again: its client is told that
+it failed, and so it is not behind later ones of its key.
+
+Nothing waits on a channel without confirms, on which nobody learns what is settled, and in a transaction, whose
+publishes the broker answers only at its end.
+"""
+
+# mypyc: compiled
+
+from typing import Final
+
+from proxy.session.publishing.confirms import Confirms
+
+LONGEST_WAIT: Final = 1.0
+"""Seconds that a channel waits at most before it takes another ring."""
+
+MOST_EXCHANGES: Final = 256
+"""The most exchanges whose rings a channel remembers; a publish to one more waits until all before it is settled."""
+
+
+class Order:
+    """The rings that the unsettled publishes of a channel went by; it lives as long as the channel."""
+
+    __slots__ = ("_placements", "overtaken", "placement")
+
+    def __init__(self) -> None:
+        """Start without a publish."""
+        self.placement = ""
+        """The placement (`Route.placement`) of the last publish."""
+        self._placements: dict[bytes, str] | None = None
+        """By exchange, the placement of the unsettled publishes to it; made with the first."""
+        self.overtaken = 0
+        """The number of the last publish that later ones have not waited for; 0 if there is none."""
+
+    def may_take(self, exchange: bytes, placement: str, confirms: Confirms, transactional: bool) -> bool:
+        """Take the placement of the next publish to an exchange; return False if the publish must wait before that.
+
+        It is asked for each publish whose placement is not that of the publish before.
+        """
+        if not confirms.unsettled or not confirms.answered or transactional:
+            self._placements = {exchange: placement}
+        else:
+            known = self._placements
+            if known is None:
+                known = self._placements = {}
+            before = known.get(exchange)
+            if before is None:
+                if len(known) >= MOST_EXCHANGES:
+                    return False
+            # The broker returns no publish that passed: it was not mandatory, or its return is the client's own.
+            elif before and before != placement:
+                return False
+            known[exchange] = placement
+        self.placement = placement
+        return True
+
+    def give_up(self, number: int) -> None:
+        """Let the next publish wait no longer for those up to `number`."""
+        self.overtaken, self._placements = number, None
