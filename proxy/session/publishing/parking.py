@@ -189,8 +189,15 @@ class Parking:
         return parked[0].unread if parked else None
 
     def put(self, parked: ParkedMessage) -> None:
-        """Add a message behind those of its exchange."""
-        self._by_exchange.setdefault(parked.message.exchange, deque()).append(parked)
+        """Add a message behind those of its exchange that were published before it.
+
+        One that came back on the session's own channel was under way before those that wait and came on a client's.
+        """
+        others = self._by_exchange.setdefault(parked.message.exchange, deque())
+        at = len(others)
+        while parked.came_on_own_channel and at and not others[at - 1].came_on_own_channel:
+            at -= 1
+        others.insert(at, parked)
         self.size += parked.size
 
     def grow(self, parked: ParkedMessage, body: bytes) -> None:

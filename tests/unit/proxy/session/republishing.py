@@ -38,7 +38,7 @@ OPENING = method(OURS, 20, 10, b"\0") + confirm_select(OURS)
 
 
 def connected(*, x: Entry | KnownRing = QUEUES, confirming: bool = True, frame_max: int = 1 << 17) -> Wire:
-    rings = {"x": x, "y": known(None, PassReason.TYPE), "t": known(None, PassReason.TYPE)}
+    rings = {"x": x, "y": known(None, PassReason.TYPE), "t": known(None, PassReason.TYPE), "same": LEFT}
     return Wire(rings, channels=(1, 2, 3), confirming=confirming, frame_max=frame_max, spare=OURS)
 
 
@@ -52,10 +52,15 @@ def methods(to_broker: bytes) -> bytes:
     return frames(*(each for each in contents(to_broker, OURS) if isinstance(each, Frame)))
 
 
-def away(count: int = 1, *, bits: int = 0, confirming: bool = True) -> tuple[Wire, list[Published]]:
-    """A connection with so many publishes on channel 1 that came back and are on their way again, and these."""
+def away(count: int = 1, *, bits: int = 0, confirming: bool = True, kept: int = 0) -> tuple[Wire, list[Published]]:
+    """A connection with so many publishes on channel 1 that came back and are on their way again, and these.
+
+    Behind them it has published `kept` messages that stay where they are.
+    """
     w = connected(confirming=confirming)
     outs = [w.client(message(1, b"x", key, b"hello", bits)) for key in LOST[:count]]
+    for key in KEPT[:kept]:
+        w.client(message(1, b"x", key))
     assert w.both(b"".join(map(back, outs))) == (b"", b"")
     to_broker, to_client = w.reread({"x": LEFT})
     assert to_client == b""

@@ -351,7 +351,7 @@ def test_at_every_boundary_of_the_client_nothing_of_ours_stands_inside_its_frame
     """The client is anywhere in its frames and contents when messages of two channels come back, mingled."""
     lost = message(1, b"x", LOST[1], b"lost 1", 1), message(2, b"x", LOST[2], b"lost 2")
     first = publish(1, b"t", b"a") + header(1, 6) + body(1, b"123") + body(1, b"456")
-    client = first + message(2, b"x", KEPT[0], b"to a ring") + HEARTBEAT + message(1, b"", b"q") + method(2, 60, 70)
+    client = first + message(2, b"same", KEPT[0], b"to a ring") + HEARTBEAT + message(1, b"", b"q") + method(2, 60, 70)
     plain = connected()
     outs = [split(back(plain.client(each), 3)) for each in lost]
     expected = plain.client(client)
@@ -428,8 +428,7 @@ ORDERS = {
 @pytest.mark.parametrize(("name", "steps"), ORDERS.items(), ids=ORDERS)
 def test_what_clients_are_told_in_any_order_of_answers(name: str, steps: list[tuple[bytes, bytes]]) -> None:
     """The first two of three publishes came back, and are on their way again; the third is in its queue."""
-    w, _ = away(2)
-    w.client(message(1, b"x", KEPT[0]))
+    w, _ = away(2, kept=1)
     for each, told in steps:
         assert w.both(each) == (b"", told)
     if all(3 not in (each[18], each[19]) for each, _ in steps):
@@ -526,8 +525,11 @@ OURS_CLOSE_OK = method(OURS, 20, 41)
 
 @pytest.mark.parametrize("close", CLOSED)
 def test_all_under_way_is_nacked_and_the_next_opens_our_channel_again(close: bytes) -> None:
-    w, _ = away(2)
-    third = w.client(message(1, b"x", LOST[2]))
+    w = connected()
+    outs = [w.client(message(1, b"x", key)) for key in LOST[:3]]
+    w.both(b"".join(map(back, outs[:2])))
+    w.reread({"x": LEFT})
+    third = outs[2]
     assert w.both(ack(1, 2, True)) == (b"", b"")
     assert w.both(close) == (OURS_CLOSE_OK, nack(1, 1) + nack(1, 2))
     assert [type(event) for event in w.c.events] == [Refused]

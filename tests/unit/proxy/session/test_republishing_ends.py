@@ -196,8 +196,8 @@ def test_channels_without_confirms_are_closed_before_and_not_in_the_midst_of_a_c
 
 
 def test_a_close_waits_for_the_last_answer_and_nothing_of_the_client_goes_out_after_it() -> None:
-    w, _ = away(2)
-    w.client(message(1, b"x", KEPT[0]) + confirm_select(2) + message(2, b"x", KEPT[0]))
+    w, _ = away(2, kept=1)
+    w.client(confirm_select(2) + message(2, b"x", KEPT[0]))
     assert w.client(LEAVE + message(1, b"t", b"late") + HEARTBEAT) == b""
     for each, told in (
         (ack(1, 3), ack(1, 3)),
@@ -315,9 +315,7 @@ def test_of_two_alike_that_an_exchange_passed_the_one_that_came_back_is_meant(fi
 
 def test_a_nack_of_all_nacks_none_that_the_broker_acked_before() -> None:
     """Acks that wait for one that is on its way again."""
-    w, _ = away()
-    for key in KEPT[:5]:
-        w.client(message(1, b"x", key))
+    w, _ = away(kept=5)
     assert w.both(ack(1, 5, True)) == (b"", b"".join(ack(1, n) for n in range(2, 6)))
     assert w.both(nack(1, 6, True)) == (b"", nack(1, 6))
     assert w.both(ack(OURS, 1)) == (b"", ack(1, 1, True))
