@@ -165,8 +165,8 @@ class Route:
         """The tracer of its publishes; None where none are traced."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
-        self.placement = self.fingerprint if reason is None else ""
-        """A digest of where the route takes its messages: two routes of an exchange with the same one place all alike.
+        self.placement = f"{self.fingerprint} {name[1]}" if reason is None else ""
+        """A digest of the exchange and of where its messages go: two routes with the same one place all alike.
 
         It is empty if the route passes its publishes. `settle_placement` completes it once the targets are linked.
         """
@@ -234,7 +234,7 @@ class Route:
 
     def settle_placement(self) -> None:
         """Have the placement tell of the rings behind the targets as well, now that these are linked."""
-        found, todo, facts = {self.name}, [self], [self.fingerprint]
+        found, todo, facts = {self.name}, [self], [self.placement]
         while todo:
             route = todo.pop()
             if route.matcher is not None:

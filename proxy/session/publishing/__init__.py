@@ -6,6 +6,7 @@
 | the broker acks or nacks publishes, one by one or many at once | `confirms.py`, `unsettled.py` |
 | a publish comes back, since its queue is gone | `returns.py`; what waits for a reading is in `parking.py` |
 | the ring has another queue for it, now or after a reading | `placement.py`, `republishing.py` |
+| a ring changes while publishes are unsettled | `order.py` |
 | the broker closes the channel, since a lane is gone | `channel_reopening.py` |
 | a declaration changes rings | `requests.py` |
 """

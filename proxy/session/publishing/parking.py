@@ -17,7 +17,10 @@ from proxy.wire.frames import OVERHEAD
 from ring.destination import Destination
 
 MOST_PARKED: Final = 1 << 20
-"""Bytes of waiting messages in one session from which on the broker is not read until one of them has been placed."""
+"""Bytes of waiting messages in one session from which on the broker is not read until one of them has been placed.
+
+Where they wait for an answer of the broker's, no further message waits: its client is told that it failed.
+"""
 
 _OVERHEAD: Final = 1024
 """Bytes of memory that one waiting message takes beside its frames."""
@@ -174,6 +177,11 @@ class Parking:
     def waits(self) -> bool:
         """Whether the first message of any exchange waits for a reading."""
         return any(parked[0].unread is not None for parked in self._by_exchange.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further message may wait: the answers of the broker are waited for, so it has to be read."""
+        return self.size > MOST_PARKED and not self.waits
 
     @property
     def exchanges(self) -> list[bytes]:

@@ -23,18 +23,21 @@ The decision is `placement.place_of`, and has three ends:
     nowhere             the client gets its return if it asked for one, and its ack or nack when the broker's comes
 
 A message that comes back from its second way takes the same three ends, up to MOST_REPUBLISHES times. Parked messages
-of one exchange keep their order, and a later one waits behind an earlier one though its own ring is known.
+of one exchange keep their order, and a later one waits behind an earlier one though its own ring is known. A message
+is parked, too, while others of its exchange are under way by another ring than the one that would place it: if one of
+these comes back as well, it goes out first. `order.py` says why that, and a client's later publishes, are in order.
 """
 
 from proxy.outcome import Outcome
 from proxy.routing import route
+from proxy.routing.route import Route, Target
 from proxy.session import closing
 from proxy.session.channel import Channel, RingId, ring_id_of
 from proxy.session.connection import Connection
 from proxy.session.events import Refused, Stale
 from proxy.session.publishing import placement
 from proxy.session.publishing.confirms import PublishNote, Settlement
-from proxy.session.publishing.parking import ParkedMessage, Return, ReturnedMessage
+from proxy.session.publishing.parking import ParkedMessage, Read, Return, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Unread
 from proxy.wire import content
@@ -107,14 +110,13 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     c.republishing.expect(channel, None)
     channel.confirms.notes.pop(origin.number, None)
     left = content.body_size(data, start)
-    own = c.republishing
-    behind = message.exchange in own.parking or (to is not None and own.by_other_ring(message))
-    if isinstance(to, Stale | Unread) or (unstamped is None and behind):
+    waits = unstamped is None and _must_wait(c, message, to)
+    if waits and not c.republishing.parking.is_full:
         unread = to if isinstance(to, Stale | Unread) else None
         parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, came_on_own_channel=False))
         c.republishing.expect(channel, Return(b"", left, parked=parked) if left else None)
         return b""
-    if to is not None and placement.publish(c, message, to, data, start, stop):
+    if isinstance(to, Target | Route) and not waits and placement.publish(c, message, to, data, start, stop):
         if channel.confirms.answered and origin.number > channel.confirms.low:
             channel.confirms.came_back(origin.number, None)
         if left:
@@ -127,6 +129,14 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         return _return_frames(message, frame, data, i, end)
     c.republishing.expect(channel, Return(b"", left) if left else None)
     return b""
+
+
+def _must_wait(c: Connection, message: ReturnedMessage, to: Target | Route | Read | None) -> bool:
+    """Return whether a message that came back waits: for a reading, or behind another one of its exchange."""
+    own = c.republishing
+    if isinstance(to, Stale | Unread) or message.exchange in own.parking:
+        return True
+    return to is not None and own.by_other_ring(message)
 
 
 def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
@@ -407,14 +417,14 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
         return b""
     message.sent_to, message.returned_at = _destination(sent_to, sent_key), c.now
     to = placement.place_of(c, message, (), data, start, stop) if placement.is_awaited(message) else None
-    behind = message.exchange in own.parking
-    if isinstance(to, Stale | Unread) or behind or (to is not None and own.by_other_ring(message)):
+    waits = _must_wait(c, message, to)
+    if waits and not own.parking.is_full:
         own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
         parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, came_on_own_channel=True))
         own.parked = parked if left else None
         return b""
-    if to is not None and placement.publish(c, message, to, data, start, stop):
+    if isinstance(to, Target | Route) and not waits and placement.publish(c, message, to, data, start, stop):
         own.again = message if left else None
         c.republishing.gathering += bool(left)
         return b""

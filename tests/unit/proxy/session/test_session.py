@@ -486,7 +486,7 @@ async def test_what_comes_back_within_a_body_frame_is_held_back_at_the_broker(en
     ends.of_broker(back(sent.pop()))
     await eventually(lambda: bool(broker.sent))
     broker.taken()  # from now on it is known that the queue has left
-    whole = message(1, b"x", KEPT[0], b"k" * 1000)
+    whole = message(1, b"", b"k", b"k" * 1000)
     ends.of_client(whole[:-500])
     for number, one in enumerate(sent):
         assert broker.is_read == (number <= BUFFER // 100_000)

@@ -650,3 +650,44 @@ def test_any_batch(messages: list[tuple[str, str, list[int]]], most: int) -> Non
     trial = Trial(messages, most)
     asyncio.run(trial.run())
     trial.check()
+
+
+# The ring changes while messages are under way.
+
+
+async def test_messages_wait_for_those_that_went_by_another_ring() -> None:
+    """One of these that comes back goes out again before the later ones of its key."""
+    case = Case(lambda index: None)
+    await case.add("a", "b")
+    case.dispatch.ring = "another ring"
+    adding = asyncio.create_task(case.add("b", "c"))
+    await idle()
+    assert case.dispatch.indices == [0, 1]
+    case.dispatch.settle(0, CONFIRMED)
+    await idle()
+    assert case.dispatch.indices == [0, 1]
+    case.dispatch.now = placement(1)
+    case.dispatch.settle(1, UNROUTABLE)
+    await idle()
+    assert case.dispatch.indices == [0, 1, 1]
+    case.dispatch.ring = None
+    case.dispatch.settle(1, CONFIRMED)
+    await adding
+    assert case.dispatch.indices == [0, 1, 1, 2, 3]
+    for index in (2, 3):
+        case.dispatch.settle(index, CONFIRMED)
+    await case.done()
+    assert case.outcomes == [Outcome.CONFIRMED] * 4
+
+
+async def test_no_message_goes_by_another_ring_once_the_batch_has_stopped() -> None:
+    case = Case(lambda index: None)
+    await case.add("a")
+    case.dispatch.ring = "another ring"
+    adding = asyncio.create_task(case.add("b"))
+    await idle()
+    case.dispatch.settle(0, UNKNOWN)
+    await adding
+    await case.done()
+    assert case.dispatch.indices == [0]
+    assert case.outcomes == [Outcome.UNKNOWN, Outcome.REJECTED]

@@ -174,7 +174,8 @@ async def test_what_a_passed_publish_does_not_read_is_read_if_it_may_balance_a_g
     dispatch.ordering_key_of(handle, message)  # makes the route
     assert GROUP not in router.entries
     step = dispatch.attempt(handle, message, Mock(), 0, NOW)
-    assert step is not None and not isinstance(step, Placement)
+    assert step is not None
+    assert not isinstance(step, Placement)
     await step
     with pytest.raises(ProblemError, match="only sidecars publish"):
         dispatch.attempt(handle, message, Mock(), 0, NOW)
