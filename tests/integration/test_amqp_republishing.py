@@ -325,3 +325,27 @@ def test_a_copy_that_a_client_forwards_is_never_sent_to_another_queue(
         if confirm:
             peer.confirm(1, 2, 1)
     assert vhost.drain_all() == {}
+
+
+def test_each_key_is_in_order_in_its_queue_though_queues_are_deleted_under_it(
+    slow: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """Publishes go on without a pause, and queues go one after the other; the last has the messages of all keys."""
+    vhost.ring("orders", QUEUES)
+    left, keys, count = list(QUEUES), KEYS[:8], 6_000
+    with client.session(slow.amqp_port, vhost.name) as wire:
+        wire.channel(1)
+        for n in range(count):
+            wire.publish(1, "orders", keys[n % len(keys)], b"%d" % n)
+            if n % 1_500 == 1_499 and len(left) > 1:
+                vhost.delete_queue(left.pop())
+        told = wire.answers(1, count)
+
+    assert set(told.values()) == {"ack"}
+    assert rerouted(slow) > 0
+    for queue in left:
+        last = dict.fromkeys(range(len(keys)), -1)
+        for message in vhost.drain(queue):
+            n = int(message.body)
+            assert last[n % len(keys)] < n
+            last[n % len(keys)] = n

@@ -28,7 +28,7 @@ from typing import Final
 
 from proxy.session.publishing.confirms import Confirms
 
-LONGEST_WAIT: Final = 1.0
+LONGEST_WAIT: Final = 5.0
 """Seconds that a channel waits at most before it takes another ring."""
 
 MOST_EXCHANGES: Final = 256
