@@ -17,9 +17,13 @@ from proxy.wire.frames import OVERHEAD
 from ring.destination import Destination
 
 MOST_PARKED: Final = 1 << 20
-"""Bytes of waiting messages in one session from which on the broker is not read until one of them has been placed.
+"""Bytes of waiting messages in one session from which on the broker is not read until one of them has been placed."""
 
-Where they wait for an answer of the broker's, no further message waits: its client is told that it failed.
+MOST_BEHIND: Final = 1 << 25
+"""Bytes of them from which on no further one waits while they wait for answers of the broker, which has to be read.
+
+It takes two changes of a ring within one round trip, and so many messages that came back meanwhile. The clients of
+those beyond it are told that they failed.
 """
 
 _OVERHEAD: Final = 1024
@@ -180,8 +184,8 @@ class Parking:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further message may wait: the answers of the broker are waited for, so it has to be read."""
-        return self.size > MOST_PARKED and not self.waits
+        """Whether no further message may wait, as those here wait for answers of the broker, which has to be read."""
+        return self.size > MOST_BEHIND and not self.waits
 
     @property
     def exchanges(self) -> list[bytes]:

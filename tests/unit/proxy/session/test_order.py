@@ -5,7 +5,7 @@ from pamqp import commands
 
 from proxy.session.backlog import Wait
 from proxy.session.publishing.order import MOST_EXCHANGES, Order
-from proxy.session.publishing.parking import MOST_PARKED
+from proxy.session.publishing.parking import MOST_BEHIND
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, OURS, again, away, connected, frames_of
 from tests.unit.proxy.session.wire import (
@@ -184,17 +184,20 @@ def test_a_channel_that_the_broker_closes_waits_no_more() -> None:
 
 def test_what_waits_for_the_broker_has_a_limit() -> None:
     """The broker has to be read for its answers, and gives back more meanwhile."""
-    w = connected()
-    sent = [w.client(message(1, b"x", LOST[0], each)) for each in (b"first", *(b"b" * 100_000 for _ in range(20)))]
+    w, size = connected(), 130_000
+    fits = MOST_BEHIND // size + 1
+    bodies = [b"first", *[bytes(size)] * (fits + 5)]
+    sent = [w.client(message(1, b"x", LOST[0], each)) for each in bodies]
     w.both(back(sent[0]))
     w.reread({"x": ring(queue("q8"))})
     w.router.put((VHOST, "x"), known(ring(queue("q9"))))
     for each in sent[1:]:
         assert w.both(back(each)) == (b"", b"")
-    assert MOST_PARKED < w.c.republishing.parking.size < MOST_PARKED + 200_000
-    # Those beyond it are nacked.
+    # Those beyond the limit are nacked.
+    kept = len(w.c.republishing.parking._by_exchange[b"x"])
+    assert fits - 5 < kept <= fits
     _, told = w.both(ack(1, len(sent), True))
-    assert told == b"".join(nack(1, n) for n in range(13, len(sent) + 1))
+    assert told == b"".join(nack(1, n) for n in range(kept + 2, len(sent) + 1))
     out, told = w.both(ack(OURS, 1))
     assert told == ack(1, 1, True)
-    assert len(again(out)) == 11
+    assert len(again(out)) == kept
