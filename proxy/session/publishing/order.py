@@ -10,13 +10,14 @@ queue before it. Three facts make one rule enough:
   one channel, in that order.
 - As long as the ring stays the same, a later publish of the key goes the way of the one that comes back, and comes back
   behind it.
-- So a later publish can only overtake if the channel has taken another ring meanwhile.
+- A later publish can therefore only overtake if the channel has taken another ring meanwhile, or if the queue was
+  deleted and made anew, of which nobody learns in time.
 
 The rule: **a channel takes another ring of an exchange once all that it has published before is settled.** Until then
-its next publish to that exchange waits, and the rest of the channel behind it. That is one answer of the broker's,
-unless a queue hangs. Nothing may wait long for a queue that hangs: after LONGEST_WAIT the channel goes on, and what it
-had published until then is `overtaken`. If one of those comes back, it does not go out again: its client is told that
-it failed, and so it is not behind later ones of its key.
+its next publish to that exchange waits, and the rest of the channel behind it. The wait is as long as one answer of the
+broker's, unless a queue hangs. A channel does not wait long for a queue that hangs: after LONGEST_WAIT it goes on, and
+what it had published until then is `overtaken`. If one of those comes back, it does not go out again: its client is
+told that it failed, and so it is not behind later ones of its key.
 
 Nothing waits on a channel without confirms, on which nobody learns what is settled, and in a transaction, whose
 publishes the broker answers only at its end.
@@ -54,6 +55,9 @@ class Order:
 
         It is asked for each publish whose placement is not that of the publish before.
         """
+        if self._placements is not None and self._placements.get(exchange) is placement:
+            self.placement = placement
+            return True
         if not confirms.unsettled or not confirms.answered or transactional:
             self._placements = {exchange: placement}
         else:

@@ -88,7 +88,7 @@ def test_publishes_by_turns_to_two_exchanges_are_told_apart() -> None:
 
 
 def test_a_publish_that_passes_now_waits_as_well() -> None:
-    """What comes back passes, too, and may lead to the same queue."""
+    """A message that comes back passes, too, and may go to the same queue."""
     w = connected()
     w.client(message(1, b"x", b"k"))
     w.router.put((VHOST, "x"), known(None, PassReason.NO_BINDINGS))
