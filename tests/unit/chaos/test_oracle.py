@@ -192,14 +192,50 @@ def test_messages_published_again_after_a_return_may_be_there_twice() -> None:
     assert (verdict.faults, verdict.duplicates) == ([], 1)
 
 
-def test_order_is_not_judged_across_channels_or_while_the_ring_of_the_key_changes() -> None:
-    first, second = moving(), moving()._replace(number=KEYS * 20, sent=100.3, told=100.4)
-    there = [copy(second), copy(first)]
-    assert len(judged([first, second], there).faults) == 1
-    assert judged([first, second._replace(channel="2")], there).faults == []
+def pair(**changes: Any) -> tuple[list[Note], list[Copy]]:
+    """Return two messages of a key whose queue goes, and their copies, the later one before the earlier one."""
+    first = moving()._replace(**changes)
+    second = first._replace(number=KEYS * 20, sent=100.3, told=100.4)
+    return [first, second], [copy(second), copy(first)]
+
+
+def q1_goes(*, back: float | None = None, deleted: bool = True) -> History:
     past = history()
     past.changes.append(Change(100.3, 100.35, {"q2": 1, "q3": 1}))
-    verdict = judged([first, second], there, past)
+    if deleted:
+        past.deletions.append(Deletion("q1", 100.3, 100.35))
+    if back is not None:
+        past.changes.append(Change(back, back + 0.01, {"q1": 1, "q2": 1, "q3": 1}))
+    return past
+
+
+def test_order_is_not_judged_across_channels() -> None:
+    (first, second), there = pair()
+    assert len(judged([first, second], there).faults) == 1
+    assert judged([first, second._replace(channel="2")], there).faults == []
+
+
+def test_a_ring_that_changes_is_no_excuse_for_a_sidecar() -> None:
+    notes, there = pair()
+    assert len(judged(notes, there, q1_goes(deleted=False)).faults) == 1
+    assert len(judged(notes, there, q1_goes()).faults) == 1
+    assert len(judged(notes, there, q1_goes(back=100.5)).faults) == 1
+
+
+@pytest.mark.parametrize("changes", [{"outcome": Told.UNKNOWN}, {"publisher": "native"}])
+def test_a_ring_that_changes_excuses_publishes_at_the_broker_and_those_without_a_confirm(
+    changes: dict[str, Any],
+) -> None:
+    verdict = judged(*pair(**changes), q1_goes())
+    assert (verdict.faults, verdict.moved) == ([], 1)
+
+
+def test_a_queue_that_is_deleted_and_made_anew_between_two_messages_is_an_excuse() -> None:
+    verdict = judged(*pair(), q1_goes(back=100.37))
+    assert (verdict.faults, verdict.moved) == ([], 1)
+    flapping = history()
+    flapping.flaps.append(Flap("q1", 100.2, 100.4))
+    verdict = judged(*pair(), flapping)
     assert (verdict.faults, verdict.moved) == ([], 1)
 
 
