@@ -20,6 +20,9 @@ from ring.hashing import index_at, slot_of
 MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
 
+PASSED = "passed: "
+"""The beginning of the placement of a route that passes its publishes."""
+
 PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
 """The payload of basic.publish up to the exchange: class, method, and the reserved short (AMQP, basic.publish)."""
 
@@ -165,10 +168,12 @@ class Route:
         """The tracer of its publishes; None where none are traced."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
-        self.placement = f"{self.fingerprint} {name[1]}" if reason is None else ""
-        """A digest of the exchange and of where its messages go: two routes with the same one place all alike.
+        ways = hash(tuple(target.sent_as for target in self.targets))
+        self.placement = f"{self.fingerprint} {ways:x} {name[1]}" if reason is None else f"{PASSED}{name[1]}"
+        """A digest of the exchange, and of where its messages go: two routes with the same one send all of them alike.
 
-        It is empty if the route passes its publishes. `settle_placement` completes it once the targets are linked.
+        It begins with PASSED if the route passes its publishes. `settle_placement` completes it once the targets are
+        linked.
         """
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
         """Whether the settings alone say where publishes go, so that no declaration changes it."""
@@ -238,13 +243,13 @@ class Route:
         while todo:
             route = todo.pop()
             if route.matcher is not None:
-                facts.append(f"matcher {id(route.matcher)}")
+                facts.append(f"matcher {route.matcher.number}")
             for target in route.targets:
                 behind = target.behind
                 if behind is not None and behind.name not in found:
                     found.add(behind.name)
                     todo.append(behind)
-                    facts.append(behind.fingerprint)
+                    facts.append(behind.placement)
                 elif not target.is_queue:
                     facts.append(f"{target.destination.name} {target.passed}")
         self.placement = " ".join(facts)

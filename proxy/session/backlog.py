@@ -19,7 +19,7 @@ class Wait(Enum):
     """A publish behind a declaration on its channel waits for the -ok."""
     BEING_CLOSED = "the broker has not closed the channel's number yet"
     """A channel.open waits for the close-ok of the channel that has its number."""
-    OTHER_RING = "the publishes before it have no answer yet, and a ring has changed since"
+    OTHER_RING = "the publishes before it have no answer yet, and may go by another ring"
     """A publish waits so that none of its key which comes back would be behind it (`publishing.order`)."""
     INTERCEPTED = "it is not known yet what the name stands for"
     """A method on a queue's name waits until the interceptor knows what the name stands for."""

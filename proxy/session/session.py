@@ -56,7 +56,9 @@ class Session:
         """The sockets that are not read until other sessions have had a turn."""
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._after_input)
-        self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
+        self._waiter = Waiter(
+            shared, self.connection, hand_on=self._hand_on, ended=self._task_ended, is_held=lambda: self.broker.is_held
+        )
         self._attendant = Attendant()
         if shared.attend is not None:
             c = self.connection

@@ -9,6 +9,9 @@ HANDSHAKE_WITHIN = 30.0
 PLACED_WITHIN = 15.0
 """Seconds that a message which came back, and the acks that wait for it, may take, before the session is closed."""
 
+ORDERED_WITHIN = 5.0
+"""Seconds that a publish waits for the answers to those before it, once a ring has changed (`publishing/order.py`)."""
+
 GONE_WITHIN = 30.0
 """Seconds in which what a client sent before it left may still be waited for."""
 

@@ -2,20 +2,22 @@
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Callable
 
 from proxy.routing.counters import NOWHERE
-from proxy.session import broker_loop, client_loop, closing
+from proxy.session import broker_loop, client_loop, closing, time_limits
 from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.publishing.order import LONGEST_WAIT
 from proxy.session.publishing.publish import held_publish
 from proxy.session.shared import Shared
 from proxy.session.waiting import may_go_on
 from proxy.topology.table import Unread
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
+
+log = logging.getLogger(__name__)
 
 
 class Waiter:
@@ -28,13 +30,14 @@ class Waiter:
         *,
         hand_on: Callable[[], None],
         ended: Callable[["asyncio.Task[None]", bool], None],
+        is_held: Callable[[], bool],
     ) -> None:
-        """`hand_on` writes what the loops have made to both peers.
+        """`hand_on` writes what the loops have made to both peers. `is_held` says whether the broker is not read.
 
         `ended` is called with each task that has ended, and whether that waited for a channel.
         """
         self._shared, self._connection = shared, connection
-        self._hand_on, self._ended = hand_on, ended
+        self._hand_on, self._ended, self._is_held = hand_on, ended, is_held
         self.heard = asyncio.Event()
         """An event that the session sets whenever either peer has sent something, once that is taken."""
         self.channels: dict[Channel, asyncio.Task[None]] = {}
@@ -84,6 +87,7 @@ class Waiter:
         c = self._connection
         asked = time.monotonic()
         while (backlog := channel.backlog) is not None and c.running:
+            awaited = backlog.awaited
             fault = await self._ready(channel, backlog, asked)
             c.now = time.monotonic()
             if channel.backlog is backlog and c.running:
@@ -92,8 +96,9 @@ class Waiter:
                 backlog.awaited = None
                 await self._resume(channel, backlog)
             following = channel.backlog
-            if following is None or following.size < backlog.size:
-                # The backlog's first frame went on: the next that waits has the whole time again.
+            is_other = following is not None and Wait.OTHER_RING in (awaited, following.awaited)
+            if following is None or following.size < backlog.size or is_other:
+                # Its first frame went on, or waits for something of another kind: it has the whole time again.
                 asked = time.monotonic()
 
     async def _ready(self, channel: Channel, backlog: Backlog, asked: float) -> str:
@@ -106,7 +111,7 @@ class Waiter:
             return ""
         if not isinstance(awaited, Wait):
             return await self._shared.resolve(self._connection, channel, backlog, awaited, asked)
-        within = LONGEST_WAIT if awaited is Wait.OTHER_RING else self._shared.answer_timeout
+        within = time_limits.ORDERED_WITHIN if awaited is Wait.OTHER_RING else self._shared.answer_timeout
         if awaited is Wait.INTERCEPTED:
             within += self._shared.readings.lookup_timeout
         while True:
@@ -117,15 +122,24 @@ class Waiter:
             except TimeoutError:
                 if may_go_on(channel, backlog, self._connection.interceptor):
                     return ""  # all that is due is the end of the client's frame
-                if not channel.unsettled_returns:
-                    if awaited is Wait.OTHER_RING:
-                        channel.order.give_up(channel.confirms.number)
-                        return ""
-                    return f"{awaited.value} within {within:g} s"
-                if awaited not in (Wait.BEING_CLOSED, Wait.OTHER_RING):
+                if awaited is Wait.OTHER_RING and not channel.unsettled_returns and not self._is_held():
+                    self._give_up_order(channel)
+                    return ""
+                if awaited is not Wait.OTHER_RING and not (awaited is Wait.BEING_CLOSED and channel.unsettled_returns):
                     return f"{awaited.value} within {within:g} s"
             # A message of the channel, or of the number's last one, is on its way again: that has a limit of its own.
+            # Or the broker is not read, for which the client has itself to thank.
             asked = time.monotonic()
+
+    def _give_up_order(self, channel: Channel) -> None:
+        """Let a channel take another ring although publishes before have no answer."""
+        number, count = channel.confirms.number, channel.confirms.unsettled
+        channel.order.give_up(number)
+        log.warning(
+            "virtual host %r, channel %d: a ring has changed, and %d publishes have had no answer for %g s; those "
+            "of them that come back now are nacked, as later ones of their keys go on",
+            *(self._connection.vhost, channel.id, count, time_limits.ORDERED_WITHIN),
+        )
 
     async def _resume(self, channel: Channel, backlog: Backlog) -> None:
         """Let the client's frames in a backlog go on, after what they waited for or after a refusal.

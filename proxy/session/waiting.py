@@ -76,7 +76,7 @@ def may_go_on(channel: Channel, backlog: Backlog, interceptor: Interceptor | Non
     if backlog.awaited is Wait.BEING_CLOSED:
         return channel.state == ChannelState.GONE
     if backlog.awaited is Wait.OTHER_RING:
-        return not channel.confirms.unsettled or channel.state != ChannelState.OPEN
+        return channel.order.is_settled(channel.confirms) or channel.state != ChannelState.OPEN
     if backlog.awaited is Wait.INTERCEPTED:
         return channel.state != ChannelState.OPEN or interceptor is None or interceptor.may_go_on(channel)
     return backlog.awaited is None

@@ -8,6 +8,7 @@ to two destinations of which one leads to a ring: a message then goes to one rin
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Final, NamedTuple
 
 from mypy_extensions import i64
@@ -200,11 +201,16 @@ class Trie:
         return child
 
 
+_numbers = count(1)
+
+
 class Matcher:
     """Finds the ring that messages to one upstream exchange go to, by routing key; it lives as long as its bindings."""
 
     def __init__(self, exchange_type: str, rings: Sequence[Destination]) -> None:
         """Make a matcher without bindings. A match is told by the place of its destination in `rings`."""
+        self.number = next(_numbers)
+        """A number that no other matcher has or will have."""
         self.rings = tuple(rings)
         self._index = {destination: n for n, destination in enumerate(rings)}
         self._type = exchange_type

@@ -194,7 +194,7 @@ def print_tables(verdict: Verdict, done: Counter[Kind], queues: Queues) -> None:
     say(f"  {queues.history.impaired_for():.0f} s in which bindings could not be read, or not soon")
     say(f"  {verdict.stale_for:.1f} s in which every ring was too old, and nothing could be routed through sidecar 0")
     say(f"  {verdict.by_one_ring:,} of {verdict.routed:,} confirmed messages had one possible queue;")
-    say(f"  {verdict.in_order:,} pairs were in order, {verdict.moved:,} were not, as their ring changed;")
+    say(f"  {verdict.in_order:,} pairs were in order, {verdict.moved:,} were not and need not be;")
     say(f"  {verdict.duplicates:,} messages were there twice, as they may be;")
     say(f"  {verdict.exempt.total():,} confirmed messages went with their queue: {dict(verdict.exempt)}")
 

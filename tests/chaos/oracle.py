@@ -111,7 +111,7 @@ class Verdict:
     stale_for: float = 0.0
     """Seconds in which nothing might be routed, as every ring was too old."""
     moved: int = 0
-    """Pairs of this kind that were not in order, while the ring of their key changed."""
+    """Pairs of this kind that were not in order, and need not be: `_ordered` says when."""
     flapped: int = 0
     """Messages of queues that flapped meanwhile, answered in time: none of them may come back."""
     unanswered: dict[str, float] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class _Judge:
             excuse = len(queues) > 1 or deletion is not None
         else:
             # A change of the ring is none: a sidecar sends a key's next message by another ring after the earlier ones.
-            excuse = self._made_anew(queues, begin, end)
+            excuse = self._made_anew(copy.queue, begin, end)
         if excuse:
             self._verdict.moved += 1
         else:
@@ -285,14 +285,14 @@ class _Judge:
                 return deletion
         return None
 
-    def _made_anew(self, queues: set[str], begin: float, end: float) -> bool:
-        """Return whether one of these queues was deleted, and is bound again, between these times."""
+    def _made_anew(self, queue: str, begin: float, end: float) -> bool:
+        """Return whether a queue was deleted, and is bound again, between these times."""
         bound = [(change.begin, change.weights) for change in self._history.changes]
         for deletion in self._history.deletions:
-            back = any(deletion.begin < at <= end and deletion.queue in weights for at, weights in bound)
-            if deletion.queue in queues and begin <= deletion.done and back:
+            back = any(deletion.begin < at <= end and queue in weights for at, weights in bound)
+            if deletion.queue == queue and begin <= deletion.done and back:
                 return True
-        return any(flap.queue in queues and flap.begin <= end and begin <= flap.end for flap in self._history.flaps)
+        return any(flap.queue == queue and flap.begin <= end and begin <= flap.end for flap in self._history.flaps)
 
     def _fault(self, words: str) -> None:
         self._verdict.faults.append(words)

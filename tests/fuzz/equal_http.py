@@ -183,7 +183,7 @@ def dispatched(rng: Random, say: Say) -> None:
         message = Message(key, _header(rng), bytes(rng.randrange(40)))
         out.most_body = rng.choice((0, 0, 20))
         try:
-            behind = rng.choice(("", "", "", "another ring"))
+            behind = rng.choice((None, None, None, "another ring"))
             step = dispatch.attempt(handle, message, results, index, it.router.clock(), behind)
         except ProblemError as problem:
             say((problem.status, problem.kind, problem.detail, problem.outcome))

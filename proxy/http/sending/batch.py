@@ -74,6 +74,8 @@ class Batch:
         self._unsettled = 0
         self._placement = ""
         """The placement (`Route.placement`) by which the unsettled messages went."""
+        self._waits_for_others = False
+        """Whether the message that waits now waits for the answers to those before it."""
         self._settled = asyncio.Event()
         self.is_confirmed = True
         """Whether every message is confirmed so far."""
@@ -115,11 +117,15 @@ class Batch:
         due: Coroutine[Any, Any, None] | None = step
         since = time.monotonic()
         while due is not None:
+            waits_for_others, self._waits_for_others = self._waits_for_others, False
             try:
                 await due
             except ProblemError as problem:
                 self._unsent(index, message, problem)
                 return
+            if waits_for_others:
+                # The time limits of a look-up and of a connection begin anew: nothing of it has been waited for.
+                since = time.monotonic()
             due = self._send(index, message, since)
 
     def _send(self, index: int, message: Message, since: float) -> Coroutine[Any, Any, None] | None:
@@ -144,13 +150,14 @@ class Batch:
                 self._count(entry, message)
                 return None
         try:
-            behind = self._placement if self._unsettled else ""
+            behind = self._placement if self._unsettled else None
             step = self._dispatch.attempt(self._handle, message, self, index, since, behind)
         except ProblemError as problem:
             self._unsent(index, message, problem)
             return None
         if step is None:
             # The ring has changed. One that comes back from the former ring has to go out before its key's next one.
+            self._waits_for_others = True
             return self._all_settled()
         if not isinstance(step, Placement):
             return step

@@ -15,22 +15,21 @@ queue before it. Three facts make one rule enough:
 
 The rule: **a channel takes another ring of an exchange once all that it has published before is settled.** Until then
 its next publish to that exchange waits, and the rest of the channel behind it. The wait is as long as one answer of the
-broker's, unless a queue hangs. A channel does not wait long for a queue that hangs: after LONGEST_WAIT it goes on, and
-what it had published until then is `overtaken`. If one of those comes back, it does not go out again: its client is
-told that it failed, and so it is not behind later ones of its key.
+broker's, unless a queue hangs, or a message that came back is under way again. A channel does not wait long for a queue
+that hangs: after ORDERED_WITHIN it goes on, and what it had published until then is `overtaken`. If one of those comes
+back, it does not go out again: its client is told that it failed, and so it is not behind later ones of its key.
 
 Nothing waits on a channel without confirms, on which nobody learns what is settled, and in a transaction, whose
-publishes the broker answers only at its end.
+publishes the broker answers only at its end. Among messages to an upstream exchange those with CC or BCC pass, and are
+not held up either.
 """
 
 # mypyc: compiled
 
 from typing import Final
 
+from proxy.routing.route import PASSED
 from proxy.session.publishing.confirms import Confirms
-
-LONGEST_WAIT: Final = 5.0
-"""Seconds that a channel waits at most before it takes another ring."""
 
 MOST_EXCHANGES: Final = 256
 """The most exchanges whose rings a channel remembers; a publish to one more waits until all before it is settled."""
@@ -55,25 +54,32 @@ class Order:
 
         It is asked for each publish whose placement is not that of the publish before.
         """
-        if self._placements is not None and self._placements.get(exchange) is placement:
-            self.placement = placement
-            return True
-        if not confirms.unsettled or not confirms.answered or transactional:
-            self._placements = {exchange: placement}
-        else:
-            known = self._placements
-            if known is None:
+        known = self._placements
+        before = known.get(exchange) if known is not None else None
+        if before is not placement and confirms.answered and not transactional:
+            if self.is_settled(confirms):
                 known = self._placements = {}
-            before = known.get(exchange)
+                before = None
             if before is None:
-                if len(known) >= MOST_EXCHANGES:
-                    return False
-            # The broker returns no publish that passed: it was not mandatory, or its return is the client's own.
-            elif before and before != placement:
+                # What passes is not remembered: the broker returns none of it to this proxy.
+                if not placement.startswith(PASSED):
+                    if known is None:
+                        known = self._placements = {}
+                    if len(known) >= MOST_EXCHANGES:
+                        return False
+                    known[exchange] = placement
+            elif before != placement:
                 return False
-            known[exchange] = placement
+            elif known is not None:
+                known[exchange] = placement
         self.placement = placement
         return True
+
+    def is_settled(self, confirms: Confirms) -> bool:
+        """Return whether all publishes of the channel are settled, but for those that were given up."""
+        if not confirms.unsettled or confirms.low >= self.overtaken or not self.overtaken:
+            return not confirms.unsettled
+        return not confirms.open.within(self.overtaken + 1, confirms.number)
 
     def give_up(self, number: int) -> None:
         """Let the next publish wait no longer for those up to `number`."""

@@ -19,7 +19,7 @@ from ring.destination import Destination
 MOST_PARKED: Final = 1 << 20
 """Bytes of waiting messages in one session from which on the broker is not read until one of them has been placed."""
 
-MOST_BEHIND: Final = 1 << 25
+MOST_HELD: Final = 1 << 22
 """Bytes of them from which on no further one waits while they wait for answers of the broker, which has to be read.
 
 It takes two changes of a ring within one round trip, and so many messages that came back meanwhile. The clients of
@@ -185,7 +185,7 @@ class Parking:
     @property
     def is_full(self) -> bool:
         """Whether no further message may wait, as those here wait for answers of the broker, which has to be read."""
-        return self.size > MOST_BEHIND and not self.waits
+        return self.size > MOST_HELD and not self.waits
 
     @property
     def exchanges(self) -> list[bytes]:

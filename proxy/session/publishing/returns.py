@@ -240,6 +240,8 @@ def _note_unroutable(c: Connection, message: ReturnedMessage) -> None:
 def _settlement(message: ReturnedMessage) -> Settlement:
     """Return what becomes of a message that no queue takes: a nack, or an ack if native RabbitMQ would ack it."""
     behind = not message.tells_of_queue and not message.passed and message.sent_to is not None
+    if message.origin.number <= message.channel.order.overtaken:
+        behind = False  # there may be a place for it, where later ones of its key are
     return Settlement(Outcome.UNROUTABLE, message.origin.asked or behind)
 
 

@@ -1,14 +1,19 @@
 """A channel takes another ring of an exchange once all that it has published before is settled."""
 
+from dataclasses import replace
+
 import pytest
 from pamqp import commands
 
+from proxy.routing.route import PASSED
 from proxy.session.backlog import Wait
 from proxy.session.publishing.order import MOST_EXCHANGES, Order
-from proxy.session.publishing.parking import MOST_BEHIND
-from proxy.topology.table import PassReason
+from proxy.session.publishing.parking import MOST_HELD
+from proxy.topology.table import Entry, PassReason
 from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, OURS, again, away, connected, frames_of
 from tests.unit.proxy.session.wire import (
+    A_MOMENT,
+    NOW,
     QUEUES,
     VHOST,
     Wire,
@@ -90,10 +95,10 @@ def test_publishes_by_turns_to_two_exchanges_are_told_apart() -> None:
 def test_a_publish_that_passes_now_waits_as_well() -> None:
     """A message that comes back passes, too, and may go to the same queue."""
     w = connected()
-    w.client(message(1, b"x", b"k"))
+    w.client(message(1, b"x", b"k") + message(1, b"t", b"k"))
     w.router.put((VHOST, "x"), known(None, PassReason.NO_BINDINGS))
     assert w.client(message(1, b"x", b"k")) == b""
-    w.broker(ack(1, 1))
+    w.broker(ack(1, 2, True))
     assert [one.exchange for one in published(w.client(b""))] == [b"x"]
     # The broker returns nothing of it to this proxy.
     changed(w)
@@ -110,11 +115,19 @@ def test_without_confirms_and_in_a_transaction_nothing_waits(confirming: bool) -
     assert len(published(w.client(message(1, b"x", b"k")))) == 1
 
 
-def test_a_lane_in_front_of_a_queue_is_no_other_ring() -> None:
-    w = connected()
-    w.client(message(1, b"x", b"k"))
-    w.router.put((VHOST, "x"), laned())
-    assert len(published(w.client(message(1, b"x", b"k")))) == 1
+@pytest.mark.parametrize(("before", "after"), [(known(QUEUES), laned()), (laned(), known(QUEUES))])
+def test_another_way_to_the_same_queue_is_another_ring(before: Entry, after: Entry) -> None:
+    """A message that comes back from a lane goes straight to the queue, and later ones must not be there."""
+    w = connected(x=before)
+    lost = w.client(message(1, b"x", b"k", b"first"))
+    w.router.put((VHOST, "x"), replace(after, read_at=NOW + A_MOMENT))
+    assert w.client(message(1, b"x", b"k", b"second")) == b""
+    w.c.now += 2 * A_MOMENT
+    w.both(back(lost))
+    if w.awaited is not None:
+        w.reread({"x": after})
+    w.both(ack(1, 1) + ack(OURS, 1))
+    assert [one.body for one in published(w.client(b""))] == [b"second"]
 
 
 def test_a_ring_behind_the_ring_is_another_ring() -> None:
@@ -147,6 +160,30 @@ def test_what_was_given_up_does_not_go_out_behind_later_ones() -> None:
     w.both(back(lost))
     (one,) = again(w.reread({"x": ring(queue("q7"))})[0])
     assert one.key == b"q7"
+
+
+def test_one_queue_that_hangs_holds_a_channel_up_once() -> None:
+    w = connected()
+    w.client(message(1, b"x", LOST[0], b"hangs"))
+    changed(w)
+    assert w.client(message(1, b"x", b"k")) == b""
+    channel = w.c.channels[1]
+    channel.order.give_up(channel.confirms.number)
+    assert w.backlog is not None
+    w.backlog.awaited = None
+    assert len(published(w.client(b""))) == 1
+    w.router.put((VHOST, "x"), known(ring(queue("q7"))))
+    assert w.client(message(1, b"x", b"k")) == b""  # until the second publish has its answer
+    w.broker(ack(1, 2))
+    assert len(published(w.client(b""))) == 1
+
+
+def test_exchanges_that_pass_take_no_room_of_those_with_rings() -> None:
+    order, w = Order(), connected()
+    w.client(message(1, b"x", b"k"))
+    confirms = w.c.channels[1].confirms
+    assert all(order.may_take(b"t%d" % n, PASSED + "t", confirms, False) for n in range(2 * MOST_EXCHANGES))
+    assert order.may_take(b"x", "ring", confirms, False)
 
 
 def test_what_comes_back_twice_stays_before_what_came_back_once() -> None:
@@ -185,7 +222,7 @@ def test_a_channel_that_the_broker_closes_waits_no_more() -> None:
 def test_what_waits_for_the_broker_has_a_limit() -> None:
     """The broker has to be read for its answers, and gives back more meanwhile."""
     w, size = connected(), 130_000
-    fits = MOST_BEHIND // size + 1
+    fits = MOST_HELD // size + 1
     bodies = [b"first", *[bytes(size)] * (fits + 5)]
     sent = [w.client(message(1, b"x", LOST[0], each)) for each in bodies]
     w.both(back(sent[0]))

@@ -499,6 +499,28 @@ async def test_what_comes_back_within_a_body_frame_is_held_back_at_the_broker(en
     assert broker.is_read
 
 
+async def test_a_channel_waits_so_long_for_another_ring_and_no_longer(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shorten(monkeypatch, "ORDERED_WITHIN")
+    await ends.opened()
+    broker = ends.broker
+    assert broker is not None
+    hung = ends.of_client(message(1, b"x", LOST[0], b"hangs"))
+    ends._wire.router.put((VHOST, "x"), known(LEFT, read_at=time.monotonic()))
+    assert ends.of_client(message(1, b"x", LOST[0], b"goes on")) == b""
+    await eventually(lambda: b"goes on" in broker.sent)
+    assert "1 publishes have had no answer for 0.3 s" in caplog.text
+    assert ends.of_broker(back(hung) + ack(1, 1)) == nack(1, 1)
+    # A wait that the broker ends has no such price.
+    broker.taken()
+    ends._wire.router.put((VHOST, "x"), known(ring(queue("q7")), read_at=time.monotonic()))
+    assert ends.of_client(message(1, b"x", LOST[0], b"ordered")) == b""
+    ends.of_broker(ack(1, 2))
+    await eventually(lambda: b"ordered" in broker.sent)
+    assert caplog.text.count("have had no answer") == 1
+
+
 async def test_a_drain_within_a_body_frame_takes_its_end_for_what_came_back_meanwhile(ends: Ends) -> None:
     await ends.opened()
     sent = ends.of_client(message(1, b"x", LOST[0]))

@@ -65,11 +65,11 @@ class FakeDispatch(Dispatch):
         receiver: Receiver,
         index: int,
         since: float,
-        behind: str = "",
+        behind: str | None = None,
     ) -> Placement | Coroutine[Any, Any, None] | None:
         if index in self.problems:
             raise self.problems[index]
-        if behind and self.ring is not None and behind != self.ring:
+        if behind is not None and self.ring is not None and behind != self.ring:
             return None
         if index in self.waits:
             return self.waits.pop(index)
