@@ -8,6 +8,21 @@ A link ends by a bare channel.close. The broker then puts what is not acked back
 gets it in order. After a basic.cancel with messages unacked the next consumer would get later messages first (measured:
 50 to 99 before 0 to 49). Only a member without acks, which holds nothing, is cancelled first, so that all that the
 broker has sent still reaches the client.
+
+A channel.close right behind many acks loses some of them. A channel of RabbitMQ has `MOST_UNDER_WAY` acks and rejects
+under way to a quorum queue, keeps later ones back until the queue's leader has taken those, and forgets them when it
+ends. The next consumer then gets messages that were acked: of 200 acks in one write 33 took effect (measured on 3.10.8
+and 4.3.6). A basic.cancel of the link's consumer would send the others, but put messages out of order. Therefore a link
+on whose channel more have gone out is FLUSHING before it closes, and subscribes a second consumer there. The leader
+takes that behind the acks under way, and tells the channel of those first, which sends the others. Once
+basic.consume-ok is here, a channel.close comes behind all acks. The second consumer waits behind the first, and is
+cancelled with it, so it never gets a message. Nothing may cancel it earlier: RabbitMQ ends the connection where a
+basic.cancel comes before that basic.consume-ok. A channel.close in between would gain nothing, since the broker takes
+it behind the basic.consume, even where a queue without a leader makes that wait.
+
+A link with fewer acks closes at once, which a queue without a leader cannot hold up. The count is of the channel's
+whole life, since nobody tells when the leader has taken an ack. Links that are given up, and those of clients that are
+lost, close at once, too: the last acks may not count, and their messages come again.
 """
 
 # mypyc: compiled
@@ -24,6 +39,9 @@ from proxy.groups.redelivered import Redelivered
 from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
 
 log = logging.getLogger(__name__)
+
+MOST_UNDER_WAY: Final = 32
+"""The acks and rejects that a channel of RabbitMQ surely has under way to a quorum queue before it keeps any back."""
 
 DEFAULT_PREFETCH: Final = 200
 """The most unacknowledged messages of one link where the client has set no prefetch."""
@@ -43,7 +61,9 @@ class LinkState(IntEnum):
 
     For a member without acks, the broker has yet to answer the basic.cancel, and the client gets what comes until then.
     """
-    CLOSING = 4
+    FLUSHING = 4
+    """The client has settled all, and the broker has yet to answer the basic.consume behind the acks."""
+    CLOSING = 5
     """The broker has yet to answer the link's channel.close."""
 
 
@@ -57,7 +77,7 @@ class LinkEvent(IntEnum):
     LET_GO = 2
     """The member gives the shard up: another one waits for it, or the member leaves its group."""
     SETTLED = 3
-    """The client holds nothing of the link: all is acked, or the broker has answered the basic.cancel."""
+    """The client holds nothing of the link, and no ack is kept back: all is acked, or basic.cancel is answered."""
     GIVE_UP = 4
     """The link is to end with messages unacked: they were not acked in time, or their acks cannot come any more."""
     CANCELLED = 5
@@ -68,6 +88,8 @@ class LinkEvent(IntEnum):
     """The broker has sent channel.close-ok."""
     LOST = 8
     """The session has ended, and its connection to the broker with it."""
+    ACKED = 9
+    """The client holds nothing of the link, and the broker's channel may keep acks of it back."""
 
 
 class LinkAction(IntEnum):
@@ -80,6 +102,10 @@ class LinkAction(IntEnum):
     """basic.cancel, of a member without acks; nothing of any other."""
     CLOSE = 3
     """channel.close."""
+    FLUSH = 4
+    """basic.consume of a second consumer."""
+    FINISH = 5
+    """basic.cancel of the second consumer, and channel.close."""
 
 
 _S, _E, _A = LinkState, LinkEvent, LinkAction
@@ -100,10 +126,17 @@ TABLE: Final[dict[tuple[LinkState, LinkEvent], tuple[LinkState, LinkAction]]] = 
     (_S.LEAVING, _E.CONSUMING): (_S.LEAVING, _A.NOTHING),
     (_S.LEAVING, _E.LET_GO): (_S.LEAVING, _A.NOTHING),
     (_S.LEAVING, _E.SETTLED): (_S.CLOSING, _A.CLOSE),
+    (_S.LEAVING, _E.ACKED): (_S.FLUSHING, _A.FLUSH),
     (_S.LEAVING, _E.GIVE_UP): (_S.CLOSING, _A.CLOSE),
     (_S.LEAVING, _E.CANCELLED): (_S.CLOSING, _A.CLOSE),
     (_S.LEAVING, _E.REFUSED): (_S.NONE, _A.NOTHING),
     (_S.LEAVING, _E.LOST): (_S.NONE, _A.NOTHING),
+    (_S.FLUSHING, _E.CONSUMING): (_S.CLOSING, _A.FINISH),
+    (_S.FLUSHING, _E.LET_GO): (_S.FLUSHING, _A.NOTHING),
+    (_S.FLUSHING, _E.GIVE_UP): (_S.FLUSHING, _A.NOTHING),
+    (_S.FLUSHING, _E.CANCELLED): (_S.FLUSHING, _A.NOTHING),
+    (_S.FLUSHING, _E.REFUSED): (_S.NONE, _A.NOTHING),
+    (_S.FLUSHING, _E.LOST): (_S.NONE, _A.NOTHING),
     (_S.CLOSING, _E.LET_GO): (_S.CLOSING, _A.NOTHING),
     (_S.CLOSING, _E.GIVE_UP): (_S.CLOSING, _A.NOTHING),
     (_S.CLOSING, _E.REFUSED): (_S.NONE, _A.NOTHING),

@@ -19,7 +19,7 @@ from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, sharded, waiting
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import PROTOCOL_HEADER, Client, Wire, publish_frames, wire
+from tests.integration.wire_client import PROTOCOL_HEADER, Client, Wire, encoded, publish_frames, wire
 
 SHARD = ["orders.0"]
 PREFETCH = 10
@@ -153,6 +153,45 @@ def test_a_member_that_returns_all_it_holds_while_its_shard_is_to_move_does_not_
         assert numbers(got) == list(range(20))
         assert {each.redelivered for each in got} == {True}
         drop(old)
+        drop(new)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("way", ["its shard moves", "it cancels", "it cancels and closes its channel"])
+def test_a_member_that_acks_many_messages_one_by_one_as_its_shard_moves_leaves_none_of_them_to_the_next(
+    grouping: Sidecar, vhost: VirtualHost, client: Client, way: str
+) -> None:
+    """RabbitMQ forgets some of so many acks if the channel ends right behind them."""
+    shards = SHARDS[:2]
+    sharded(vhost, shards)
+    vhost.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
+    told = partial(show, grouping.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
+    publish(client, grouping.amqp_port, vhost, [("", shard, b"%d" % n) for n in range(200) for shard in shards])
+    with (
+        client.session(grouping.amqp_port, vhost.name) as old,
+        client.session(grouping.amqp_port, vhost.name) as new,
+    ):
+        old.channel(1, confirm=False)
+        consume(old, 1, prefetch=200)
+        assert len(deliveries(old, 1, 400)) == 400
+        wait_until("the links", lambda: "has 2 shards" in told())
+        new.channel(1, confirm=False)
+        consume(new, 1, prefetch=200)
+        wait_until("the move", lambda: "yet to ack" in told())
+        acks = b"".join(encoded(1, Basic.Ack(tag)) for tag in range(1, 401))
+        if way == "its shard moves":
+            old.send(acks)
+        elif way == "it cancels":
+            old.send(acks + encoded(1, Basic.Cancel("c")))
+            old.expect(1, Basic.CancelOk)
+            old.goodbye()
+        else:
+            old.send(acks + encoded(1, Basic.Cancel("c", True)) + encoded(1, Channel.Close(200, "", 0, 0)))
+            old.expect(1, Channel.CloseOk)
+        wait_until("no shard moves", lambda: "yet to ack" not in told())
+        publish(client, grouping.amqp_port, vhost, [("", shard, b"last") for shard in shards])
+        count = 1 if way == "its shard moves" else 2
+        assert [each.body for each in deliveries(new, 1, count)] == [b"last"] * count
         drop(new)
 
 

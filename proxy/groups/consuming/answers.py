@@ -19,6 +19,9 @@ from proxy.wire.frames import (
     method_frame,
 )
 
+_LEAVING = (LinkState.LEAVING, LinkState.FLUSHING)
+"""The states of a link that another member is to follow, so that its end is no news."""
+
 
 def take(g: Consuming, hidden: HiddenChannel, method: int, data: bytes, i: int, end: int) -> bytes:
     """Take a method of the broker's on a hidden channel; return the frames that the client gets, mostly none."""
@@ -39,14 +42,14 @@ def take(g: Consuming, hidden: HiddenChannel, method: int, data: bytes, i: int, 
     if method == BASIC_CONSUME_OK:
         link.member.pauses.pop(link.shard, None)
         consumer.consumes = True
-        links.enter(g, hidden, link, LinkEvent.CONSUMING)
-        return b""
+        g.due.append(links.enter(g, hidden, link, LinkEvent.CONSUMING))
+        return links.cancel_ok(consumer)
     return _cancelled(g, hidden, link) if method in (BASIC_CANCEL, BASIC_CANCEL_OK) else b""
 
 
 def _cancelled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     """Take it that the broker delivers no more: the queue is gone, or a link without acks has got all that was due."""
-    is_leaving = link.state == LinkState.LEAVING
+    is_leaving = link.state in _LEAVING
     event = LinkEvent.SETTLED if is_leaving and link.member.no_ack else LinkEvent.CANCELLED
     g.due.append(links.enter(g, hidden, link, event))
     if not is_leaving:
@@ -80,7 +83,7 @@ def _closed(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) 
     # It goes behind what is due on the channel before, which may be this proxy's channel.close.
     g.due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
     closing_already, consumer, link = hidden.closing, hidden.consumer, hidden.link
-    is_leaving = link is not None and link.state == LinkState.LEAVING
+    is_leaving = link is not None and link.state in _LEAVING
     links.closed_by_broker(g, hidden)
     if closing_already:
         return b""

@@ -24,7 +24,6 @@ from proxy.wire import table
 from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     ACCESS_REFUSED,
-    BASIC_CANCEL_OK,
     BASIC_CONSUME,
     CONSUME_NOWAIT,
     EMPTY_TABLE,
@@ -221,13 +220,9 @@ def cancel(g: Consuming, channel: Channel, method: int, data: bytes, i: int, end
     consumer = g.by_tag.get((channel.id, tag))
     if consumer is None:
         return None
-    consumer.owes_cancel_ok = consumer.member.no_ack and not nowait
+    consumer.owes_cancel_ok = not nowait
     links.leave(g, consumer)
-    if consumer.owes_cancel_ok:
-        answer = links.cancel_ok(consumer)
-    else:
-        answer = b"" if nowait else method_frame(channel.id, BASIC_CANCEL_OK, shorted(tag))
-    if answer:
+    if answer := links.cancel_ok(consumer):
         links.tell(g, numbering, answer)
     return b""
 

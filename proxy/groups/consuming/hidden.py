@@ -76,6 +76,7 @@ class HiddenChannel(TaggedSource):
         frames = [start + U64.pack(tag) + _ONE for tag in single]
         if upto:
             frames.insert(0, start + U64.pack(upto) + _ALL)
+        self.answers += len(frames)
         return b"".join(frames)
 
 
@@ -239,11 +240,15 @@ class Consuming(Interceptor):
     def unacked(self) -> int:
         """The number of deliveries of members that the client has not settled.
 
-        A link without acks counts as one from its end until the broker has sent all of it.
+        A link without acks counts as one from its end until the broker has sent all of it, and so does a link whose
+        acks may not have reached its queue.
         """
         held = 0
         for source in self.sources.values():
-            if isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
+            if isinstance(source, HiddenChannel) and source.link is not None:
                 link = source.link
-                held += 1 if link.member.no_ack and link.state == LinkState.LEAVING else link.unacked
+                if link.state == LinkState.FLUSHING or (link.member.no_ack and link.state == LinkState.LEAVING):
+                    held += 1
+                elif not source.ended:
+                    held += link.unacked
         return held

@@ -9,7 +9,7 @@ from proxy.groups.consuming import retries
 from proxy.groups.consuming.events import Left, LinkChanged, LinkRefused
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.tags import UNSETTLED, Numbering, TaggedSource, numbering_of
-from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.model import MOST_UNDER_WAY, Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.wire.frames import (
     BASIC_CANCEL,
@@ -88,10 +88,12 @@ def give_up(g: Consuming, member: Member, shard: str) -> None:
 
 
 def settled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
-    """Return the channel.close of a link that is leaving and of which nothing is unacked; empty otherwise."""
+    """Return what ends a link that is leaving and of which nothing is unacked; empty otherwise."""
     if link.state != LinkState.LEAVING or link.unacked or link.member.no_ack:
         return b""
-    return enter(g, hidden, link, LinkEvent.SETTLED)
+    acks = hidden.take_acks()
+    event = LinkEvent.ACKED if hidden.answers > MOST_UNDER_WAY else LinkEvent.SETTLED
+    return acks + enter(g, hidden, link, event)
 
 
 def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
@@ -109,23 +111,35 @@ def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> 
         return _subscription(g, hidden, link)
     if action == LinkAction.CANCEL:
         return method_frame(hidden.number, BASIC_CANCEL, shorted(link.member.tag) + b"\0")
+    if action == LinkAction.FLUSH:
+        hidden.ended = True
+        return _consume(g, hidden, link, _second_tag(link.member))
+    if action == LinkAction.FINISH:
+        cancel = method_frame(hidden.number, BASIC_CANCEL, shorted(_second_tag(link.member)) + b"\0")
+        return cancel + closing_frame(g, hidden)
     return closing_frame(g, hidden) if action == LinkAction.CLOSE else b""
 
 
 def _subscription(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     """Return the frames that open a link's channel and consumer."""
     member, number = link.member, hidden.number
+    qos = U32.pack(0) + U16.pack(member.prefetch) + b"\0"
+    return channel_open(number) + method_frame(number, BASIC_QOS, qos) + _consume(g, hidden, link, member.tag)
+
+
+def _consume(g: Consuming, hidden: HiddenChannel, link: Link, tag: bytes) -> bytes:
+    """Return the basic.consume of a consumer of a link's shard."""
     table = hidden.consumer.arguments + _PRIORITY
     if g.consumer_timeout and link.shard not in g.untimed:
         table += _TIMEOUT + b"l" + U64.pack(g.consumer_timeout)
-    queue, tag = shorted(link.shard.encode()), shorted(member.tag)
-    bits = bytes((NO_ACK if member.no_ack else 0,))
-    qos = U32.pack(0) + U16.pack(member.prefetch) + b"\0"
-    return (
-        channel_open(number)
-        + method_frame(number, BASIC_QOS, qos)
-        + method_frame(number, BASIC_CONSUME, b"\0\0" + queue + tag + bits + U32.pack(len(table)) + table)
-    )
+    bits = bytes((NO_ACK if link.member.no_ack else 0,))
+    names = shorted(link.shard.encode()) + shorted(tag)
+    return method_frame(hidden.number, BASIC_CONSUME, b"\0\0" + names + bits + U32.pack(len(table)) + table)
+
+
+def _second_tag(member: Member) -> bytes:
+    """Return the consumer tag of the second consumer of a link that is FLUSHING, which no client can have chosen."""
+    return b"flush-" + member.id.encode()
 
 
 def _channel_of(g: Consuming, link: Link) -> HiddenChannel | None:
@@ -268,9 +282,15 @@ def consume_ok(consumer: Consumer) -> bytes:
 
 
 def cancel_ok(consumer: Consumer) -> bytes:
-    """Return the client's basic.cancel-ok if it is due and all links have ended; empty otherwise."""
-    waits = any(hidden.link is not None and not hidden.closing for hidden in consumer.hidden)
-    if not consumer.owes_cancel_ok or waits:
+    """Return the client's basic.cancel-ok if it is due; empty otherwise.
+
+    RabbitMQ answers basic.cancel once all earlier acks have reached the queue, so it is not due while a link is
+    FLUSHING. A member without acks waits for the ends of all its links, too.
+    """
+    if not consumer.owes_cancel_ok:
+        return b""
+    open_links = [each.link for each in consumer.hidden if each.link is not None and not each.closing]
+    if any(consumer.member.no_ack or link.state == LinkState.FLUSHING for link in open_links):
         return b""
     consumer.owes_cancel_ok = False
     return method_frame(consumer.channel.id, BASIC_CANCEL_OK, shorted(consumer.member.tag))

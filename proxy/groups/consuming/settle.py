@@ -304,6 +304,7 @@ def _answer(g: Consuming, source: TaggedSource, tag: int, method: int, bits: int
     """Return the frame with the client's ack, nack or reject for one channel; empty if the broker is not to have it."""
     if source.ended:
         return b""
+    source.answers += 1
     out = _out
     out.truncate(0)
     out.write(source.settle_start)
@@ -328,6 +329,7 @@ def _answer(g: Consuming, source: TaggedSource, tag: int, method: int, bits: int
 def _give_back(source: TaggedSource, tag: int, method: int) -> bytes:
     """Return the frame by which the broker gets a delivery back that the client has returned by this method."""
     bits = REQUEUE if method == BASIC_NACK else REJECT_REQUEUE
+    source.answers += 1
     return source.settle_start + U32.pack(method) + U64.pack(tag) + bytes((bits, END))
 
 

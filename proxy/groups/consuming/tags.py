@@ -47,7 +47,7 @@ _ACK_SIZE: Final = 13
 class TaggedSource(Source):
     """One channel of the broker connection whose deliveries go to a client's channel: that channel, or a hidden one."""
 
-    __slots__ = ("ended", "final", "first", "link", "numbering", "returning", "settle_start", "window")
+    __slots__ = ("answers", "ended", "final", "first", "link", "numbering", "returning", "settle_start", "window")
 
     def __init__(self, number: int, numbering: "Numbering", link: Link | None = None) -> None:
         """`link` is the link of a hidden channel; None for the client's channel, and for a channel without link."""
@@ -70,6 +70,8 @@ class TaggedSource(Source):
 
         In series an answer of the client's to all up to a delivery is an answer to each.
         """
+        self.answers = 0
+        """How many frames that ack, nack or reject deliveries the broker has got on this channel, or is about to."""
         self.ended = False
         """Whether the channel takes no acks any more, as its messages have gone back to their queue."""
 

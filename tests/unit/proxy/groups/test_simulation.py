@@ -318,6 +318,8 @@ def test_the_world_takes_each_row_of_the_table_of_links_but_those_that_need_a_se
         *((state, LinkEvent.REFUSED) for state in (LinkState.OPEN, LinkState.LEAVING, LinkState.CLOSING)),
         *((LinkState.CLOSING, event) for event in (LinkEvent.LET_GO, LinkEvent.GIVE_UP)),
         (LinkState.LEAVING, LinkEvent.CONSUMING),
+        (LinkState.LEAVING, LinkEvent.ACKED),
+        *(row for row in TABLE if row[0] is LinkState.FLUSHING),
         *((state, LinkEvent.LET_GO) for state in (LinkState.OPENING, LinkState.LEAVING)),
         *((state, LinkEvent.GIVE_UP) for state in (LinkState.OPENING, LinkState.LEAVING)),
     }

@@ -10,7 +10,7 @@ import pytest
 from pamqp import commands
 
 from proxy.groups.consuming import links
-from proxy.groups.model import TABLE, LinkAction, LinkEvent, LinkState, Member, entered
+from proxy.groups.model import MOST_UNDER_WAY, TABLE, LinkAction, LinkEvent, LinkState, Member, entered
 from proxy.session import broker_loop, client_loop
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened
 from tests.unit.proxy.session.wire import ack, close_channel, made, split
@@ -22,13 +22,14 @@ SENT = {
     LinkAction.NOTHING: [],
     LinkAction.SUBSCRIBE: [(20, 10), (60, 10), (60, 20)],
     LinkAction.CLOSE: [(20, 40)],
+    LinkAction.FLUSH: [(60, 20)],
+    LinkAction.FINISH: [(60, 30), (20, 40)],
 }
-"""The methods that the broker is sent by each action: channel.open, basic.qos and basic.consume; channel.close."""
+"""The methods that the broker is sent by each action: channel.open, basic.qos, basic.consume and basic.cancel;
+channel.close."""
 
-OTHERS = [(60, 80), (20, 41), (60, 30)]
-"""The methods that are not due to an action: the client's ack, the answer to the broker's channel.close, and the cancel
-of a member without acks.
-"""
+OTHERS = [(60, 80), (20, 41)]
+"""The methods that are not due to an action: the client's ack, and the answer to the broker's channel.close."""
 
 
 class Story:
@@ -59,6 +60,17 @@ class Story:
         self._broker(deliver(LINK, 1))
         self.let_go()
 
+    def many(self) -> None:
+        """Have the link leave, of which the client has answered so many deliveries that acks may be kept back."""
+        self.open()
+        self._broker(b"".join(deliver(LINK, tag) for tag in range(1, MOST_UNDER_WAY + 2)))
+        self._client(b"".join(ack(1, tag) for tag in range(2, MOST_UNDER_WAY + 2)))
+        self.let_go()
+
+    def flushing(self) -> None:
+        self.many()
+        self.acked()
+
     def sent(self) -> list[tuple[int, int]]:
         """Return the methods that the broker is sent on the link's channel for the sake of an action."""
         sent = [each.id for each in split(self.wire.to_broker()) if each.channel == LINK]
@@ -66,6 +78,9 @@ class Story:
 
     def consume_ok(self) -> None:
         self._broker(opened(LINK))
+
+    def second_ok(self) -> None:
+        self._broker(made(LINK, commands.Basic.ConsumeOk(f"flush-{self.member.id}")))
 
     def let_go(self) -> None:
         self.wire.actions.let_go(self.member, "q1")
@@ -78,6 +93,9 @@ class Story:
 
     def client_cancels(self) -> None:
         self._client(made(1, commands.Basic.Cancel("c")))
+
+    def client_closes(self) -> None:
+        self._client(made(1, commands.Channel.Close(200, "", 0, 0)))
 
     def broker_cancels(self) -> None:
         self._broker(made(LINK, commands.Basic.Cancel("c", True)))
@@ -121,10 +139,17 @@ WAYS: dict[tuple[LinkState, LinkEvent], tuple[Act, Act]] = {
     (_S.LEAVING, _E.CONSUMING): (Story.leaving_while_opening, Story.consume_ok),
     (_S.LEAVING, _E.LET_GO): (Story.leaving, Story.client_cancels),
     (_S.LEAVING, _E.SETTLED): (Story.leaving, Story.acked),
+    (_S.LEAVING, _E.ACKED): (Story.many, Story.acked),
     (_S.LEAVING, _E.GIVE_UP): (Story.leaving, Story.give_up),
     (_S.LEAVING, _E.CANCELLED): (Story.leaving, Story.broker_cancels),
     (_S.LEAVING, _E.REFUSED): (Story.leaving, Story.broker_closes),
     (_S.LEAVING, _E.LOST): (Story.leaving, Story.lost),
+    (_S.FLUSHING, _E.CONSUMING): (Story.flushing, Story.second_ok),
+    (_S.FLUSHING, _E.LET_GO): (Story.flushing, Story.client_cancels),
+    (_S.FLUSHING, _E.GIVE_UP): (Story.flushing, Story.client_closes),
+    (_S.FLUSHING, _E.CANCELLED): (Story.flushing, Story.broker_cancels),
+    (_S.FLUSHING, _E.REFUSED): (Story.flushing, Story.broker_closes),
+    (_S.FLUSHING, _E.LOST): (Story.flushing, Story.lost),
     (_S.CLOSING, _E.LET_GO): (Story.closing, Story.client_cancels),
     (_S.CLOSING, _E.GIVE_UP): (Story.closing, Story.give_up),
     (_S.CLOSING, _E.REFUSED): (Story.closing, Story.broker_closes),
