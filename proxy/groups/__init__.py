@@ -16,8 +16,10 @@ Invariants
 3. **Single active consumer on the queue is the fence.** RabbitMQ gives a shard's messages to the consumer that came
    first, until that is gone. If two sidecars believe different things, one link waits. The beliefs of sidecars cost
    balance, and never order.
-4. **A link ends by a bare channel.close**, once what its client holds is acked, or when the client is gone. The broker
-   puts what is not acked back where it was. A basic.cancel with messages unacked would put them out of order.
+4. **A link ends by a channel.close without a cancel**, once what its client holds is acked, or when the client is
+   gone. The broker puts what is not acked back where it was. A basic.cancel with messages unacked would put them out
+   of order. The channel does not close before all acks have reached the queue (`model.py`), unless the link is given
+   up.
 
 Who tells whom
 --------------
@@ -52,9 +54,9 @@ Every sidecar computes the same targets from the same beats. Then, for a shard w
 2. A's sidecar hears that. It passes nothing on any more by A's link, which is LEAVING, and waits until A's client has
    acked what it got. Two sidecars that know different things do not let go in turns for ever, since A lets go only of
    what B wants behind it.
-3. The last ack is in: A's sidecar closes the channel. The broker makes B's link the active one, with the messages that
-   A's client never got first. The change takes 1 to 5 ms (measured on 3.10.8, 4.0.5 and 4.3.6, quorum and classic
-   queues).
+3. The last ack is in: A's sidecar has all acks reach the queue, and closes the channel. The broker makes B's link the
+   active one, with the messages that A's client never got first. The change takes 1 to 5 ms (measured on 3.10.8, 4.0.5
+   and 4.3.6, quorum and classic queues), and more by some commits of the queue where acks may be under way.
 4. A's next beat tells nothing of a link any more: B is the owner.
 
 If A dies at any point, its channel ends, and B has the shard as soon as the broker sees it: at once, or for a lost

@@ -157,7 +157,7 @@ def test_the_second_consumer_is_as_the_first_and_is_cancelled_with_its_channel()
     *_, second = split(wire.client(b"".join(ack(1, tag) for tag in range(1, MANY + 1))))
     tag = f"flush-{member.id}"
     assert second.payload == first.payload.replace(short("c"), short(tag))
-    # What the broker delivers until then is not the client's, and gets no ack: the next member has it.
+    # A delivery that comes meanwhile is not the client's, and gets no ack: the next member has it.
     assert wire.both(deliver(A, MANY + 1)) == (b"", b"")
     to_broker, to_client = second_ok(wire, member)
     cancel, close = split(to_broker)
