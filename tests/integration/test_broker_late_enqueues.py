@@ -1,0 +1,291 @@
+"""A cluster of RabbitMQ: messages that were routed before an unbind, and reach the queue behind a later marker.
+
+The first node leads the queues, clients publish by way of the second one, and the fence works on the third one. No
+sidecar takes part (docs/development/generations.md has the figures).
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from pamqp.commands import Basic, Exchange, Queue
+from pamqp.common import FieldTable
+
+from testbed.broker import installation
+from testbed.cluster import private_cluster
+from testbed.node import Node
+from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
+from tests.integration.consuming import Delivery, consumers
+from tests.integration.lane_load import is_returned, opened
+from tests.integration.own_node import BROKER, private_only
+from tests.integration.wire_client import Client, Wire, port_of, publishing
+
+pytestmark = [private_only, pytest.mark.long, pytest.mark.versions]
+
+LOG = logging.getLogger(__name__)
+
+KILLS = 4
+FREEZES = 4
+QUEUES = 16
+BEFORE = 100
+"""Messages of each queue that are sent before the fault."""
+MOST = 600
+MARKER = 1_000_000
+"""The number of the first marker; later ones have the following numbers."""
+
+_RETURN, _ACK, _NACK = b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Node]]:
+    with private_cluster(installation(BROKER), 3) as made:
+        yield made
+
+
+class Stream:
+    """A client that publishes numbers into lanes, one channel for each, and waits for nothing."""
+
+    def __init__(self, node: Node, lanes: Sequence[str]) -> None:
+        self._wire = opened(node)
+        self._lanes = lanes
+        for channel in range(1, len(lanes) + 1):
+            self._wire.channel(channel)
+        self.sent = 0
+        """Publishes on each channel."""
+        self.begun: list[float] = []
+        """The second before each of them."""
+        self._open = {lane: set[int]() for lane in lanes}
+        self.outcomes = {lane: Counter[str]() for lane in lanes}
+        self._over = threading.Event()
+        self._wire.socket.settimeout(None)
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self) -> None:
+        while not self._over.is_set() and self.sent < MOST:
+            number = self.sent
+            self.begun.append(time.monotonic())
+            for lane in self._lanes:
+                self._open[lane].add(number + 1)
+            data = (
+                publishing(channel, lane, "k", b"%d" % number, mandatory=True)
+                for channel, lane in enumerate(self._lanes, 1)
+            )
+            try:
+                self._wire.send(*data)
+            except OSError:
+                return
+            self.sent += 1
+            time.sleep(0.0005)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                _, channel, payload = self._wire.read_frame()
+            except (EOFError, OSError):
+                return
+            lane = self._lanes[channel - 1]
+            if payload[:4] == _RETURN:
+                self.outcomes[lane]["returned"] += 1
+            elif payload[:4] in (_ACK, _NACK):
+                tag = int.from_bytes(payload[4:12], "big")
+                waiting = self._open[lane]
+                tags = {each for each in tuple(waiting) if each <= tag} if payload[12] & 1 else {tag}
+                waiting -= tags
+                self.outcomes[lane]["acked" if payload[:4] == _ACK else "nacked"] += len(tags)
+
+    def unsettled(self, lane: str) -> int:
+        return len(self._open[lane])
+
+    def stop(self) -> None:
+        """Publish no more, and return once the last publish is sent."""
+        self.end()
+        self._threads[0].join()
+
+    def end(self) -> None:
+        """Begin no more publishes."""
+        self._over.set()
+
+    def settle(self, lanes: Sequence[str]) -> None:
+        """Return once all publishes into the lanes are settled."""
+        wait_until("confirms", lambda: not any(map(self.unsettled, lanes)), 2 * DEADLINE_SECONDS)
+
+    def routed(self, lane: str) -> int:
+        return self.outcomes[lane]["acked"] - self.outcomes[lane]["returned"]
+
+    def drop(self) -> None:
+        """Let the socket go, without a word."""
+        self.end()
+        with suppress(OSError):
+            self._wire.socket.shutdown(socket.SHUT_RDWR)
+        self._wire.close()
+
+
+class Fence:
+    """The connection that unbinds lanes, and puts markers into their queues."""
+
+    def __init__(self, node: Node) -> None:
+        self.wire = opened(node)
+        self.wire.socket.settimeout(2 * DEADLINE_SECONDS)
+        self.wire.channel(1, confirm=False)
+        self.wire.channel(2)
+        self._markers = 0
+
+    def declare(self, lanes: Sequence[str]) -> None:
+        arguments: FieldTable = {"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}
+        for name in lanes:
+            self.wire.ask(1, Exchange.Declare(0, name, "fanout", durable=True), Exchange.DeclareOk)
+            self.wire.ask(1, Queue.Declare(0, name, durable=True, arguments=arguments), Queue.DeclareOk)
+            self.wire.ask(1, Queue.Bind(0, name, name, ""), Queue.BindOk)
+
+    def unbind(self, lanes: Sequence[str]) -> float:
+        """Return the second after the last unbind-ok."""
+        for name in lanes:
+            self.wire.ask(1, Queue.Unbind(0, name, name, ""), Queue.UnbindOk)
+        return time.monotonic()
+
+    def mark(self, lanes: Sequence[str], number: int) -> None:
+        """Put a marker into each queue, and return once it is there."""
+        for name in lanes:
+            self.wire.publish(2, "", name, b"%d" % number, Basic.Properties(delivery_mode=2))
+        self.wire.confirm(2, self._markers + len(lanes), self._markers)
+        self._markers += len(lanes)
+
+
+@contextmanager
+def fence(node: Node) -> Iterator[Fence]:
+    made = Fence(node)
+    try:
+        yield made
+    finally:
+        made.wire.close()
+
+
+def contents(node: Node, counts: dict[str, int]) -> dict[str, list[int]]:
+    """Take so many messages out of each queue, and those that come within a second behind; return their numbers."""
+    with ExitStack() as stack:
+        found: dict[str, list[Delivery]] = {}
+        for name, count in counts.items():
+            (consumer,) = stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))
+            consumer.open(1)
+            consumer.consume(1, name, name, acks=True)
+            found[name] = consumer.wait_for(count)
+        time.sleep(1)
+        return {name: [each.number for each in deliveries] for name, deliveries in found.items()}
+
+
+def behind(numbers: list[int], marker: int) -> list[int]:
+    return [each for each in numbers[numbers.index(marker) + 1 :] if each < MARKER]
+
+
+def test_what_was_in_flight_as_the_leader_was_killed_arrives_behind_a_marker_unless_that_waits_for_the_confirms(
+    nodes: list[Node],
+) -> None:
+    leader, near, other = nodes
+    late: dict[str, list[int]] = {"at once": [], "settled": []}
+    for number in range(KILLS):
+        lanes = [f"killed.{number}.{each}" for each in range(QUEUES)]
+        with fence(leader) as maker:
+            maker.declare(lanes)
+        at_once, settled = lanes[::2], lanes[1::2]
+        stream = Stream(near, lanes)
+        with fence(other) as closing:
+            wait_until("some publishes", lambda stream=stream: stream.sent >= BEFORE)  # type: ignore[misc]
+            leader.kill()
+            closing.unbind(lanes)
+            open_ones = sum(map(stream.unsettled, lanes))
+            closing.mark(at_once, MARKER)
+            stream.stop()
+            stream.settle(settled)
+            closing.mark(settled, MARKER)
+            stream.settle(lanes)
+        nacked = sum(stream.outcomes[name]["nacked"] for name in lanes)
+        found = contents(other, {name: stream.routed(name) + 1 for name in lanes})
+        for kind, names in (("at once", at_once), ("settled", settled)):
+            late[kind] += [len(behind(found[name], MARKER)) for name in names]
+        # The order of each channel holds all the same.
+        unordered = [name for name in lanes if found[name] != sorted(found[name]) and name in settled]
+        LOG.info("kill %d: %d unsettled at unbind-ok, %d nacked, late %s", number, open_ones, nacked, late)
+        assert not unordered
+        stream.drop()
+        leader.start()
+    for kind, counts in late.items():
+        LOG.info(
+            "killed, marker %s: late in %d of %d, %d messages", kind, sum(map(bool, counts)), len(counts), sum(counts)
+        )
+    assert not any(late["settled"])
+
+
+def is_answered(request: "Future[float]", within: float) -> bool:
+    deadline = time.monotonic() + within
+    while not request.done() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return request.done()
+
+
+def test_what_a_frozen_node_had_taken_arrives_behind_a_marker_also_from_a_client_that_is_gone(
+    nodes: list[Node],
+) -> None:
+    """No leader changes. Half the queues get theirs from a connection that drops while the node is frozen.
+
+    Three markers: by another node while the clients' node is frozen, by another node once that one returns, and by
+    that node itself.
+    """
+    leader, near, other = nodes
+    late: dict[str, list[list[int]]] = {"connected": [[], [], []], "dropped": [[], [], []]}
+    answered = 0
+    for number in range(FREEZES):
+        lanes = [f"frozen.{number}.{each}" for each in range(QUEUES)]
+        with fence(leader) as maker:
+            maker.declare(lanes)
+        connected, dropped = lanes[::2], lanes[1::2]
+        streams = Stream(near, connected), Stream(near, dropped)
+        with fence(other) as closing, fence(near) as local, ThreadPoolExecutor(1) as pool:
+            for each in streams:
+                wait_until("some publishes", lambda each=each: each.sent >= BEFORE)  # type: ignore[misc]
+            with near.frozen():
+                unbound = pool.submit(closing.unbind, lanes)
+                in_time = is_answered(unbound, 3)
+                answered += in_time
+                streams[0].end()
+                streams[1].drop()
+                if in_time:
+                    closing.mark(lanes, MARKER)
+            if not in_time:
+                unbound.result()
+                closing.mark(lanes, MARKER)
+            probes: Wire = local.wire
+            probes.channel(3)
+            tries = 0
+            while not is_returned(probes, 3, lanes[-1], tries):
+                tries += 1
+            closing.mark(lanes, MARKER + 1)
+            local.mark(lanes, MARKER + 2)
+            streams[0].stop()
+            streams[0].settle(connected)
+        counts = {name: streams[0].routed(name) + 3 for name in connected} | dict.fromkeys(dropped, 3)
+        found = contents(other, counts)
+        for kind, names in (("connected", connected), ("dropped", dropped)):
+            for at in range(3):
+                late[kind][at] += [len(behind(found[name], MARKER + at)) for name in names]
+        LOG.info("freeze %d: unbind-ok in time %s, %d probes, late %s", number, in_time, tries, late)
+        streams[0].drop()
+    for kind, markers in late.items():
+        for at, counts_of in enumerate(markers):
+            LOG.info(
+                "frozen, %s, marker %d: late in %d of %d, %d messages",
+                kind,
+                at + 1,
+                sum(map(bool, counts_of)),
+                len(counts_of),
+                sum(counts_of),
+            )
+    assert not any(late["connected"][2])
+    assert not any(late["dropped"][2])
