@@ -1,5 +1,6 @@
 """Publishers of a cluster's nodes that publish into a lane all the time, and know of each publish what became of it."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -115,6 +116,8 @@ def lane_load(
     """Publish by way of all nodes until the block ends."""
     made: list[LanePublisher] = []
     wires: list[Wire] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0002)  # a moment is read when it is there, not once other threads have had their turns
     try:
         for node in nodes:
             for _ in range(connections):
@@ -128,6 +131,7 @@ def lane_load(
         finally:
             for wire in wires:
                 wire.close()
+            sys.setswitchinterval(interval)
 
 
 def opened(node: Node) -> Wire:
@@ -146,7 +150,7 @@ def all_behind(publishers: Iterable[LanePublisher], moment: float, outcome: str 
 
 def is_returned(wire: Wire, channel: int, lane: str, number: int) -> bool:
     """Publish into a lane, and return whether it came back. `number` is how many were published on the channel."""
-    wire.publish(channel, lane, "k", b"probe", mandatory=True)
+    wire.publish(channel, lane, "k", b"9000000", mandatory=True)
     at, value = wire.read()
     assert at == channel
     if not isinstance(value, Basic.Return):

@@ -24,7 +24,7 @@ pytestmark = [private_only, pytest.mark.long, pytest.mark.versions]
 
 LOG = logging.getLogger(__name__)
 
-ROUNDS = 6
+ROUNDS = 2
 COUNT = 50
 
 
@@ -100,7 +100,6 @@ def test_the_management_api_is_seconds_late_and_a_passive_declaration_is_not(
 def test_a_passive_declaration_says_that_a_queue_without_a_leader_has_no_message_and_no_consumer(
     nodes: list[Node], connect: Callable[[Node], Consumer]
 ) -> None:
-    """The management API keeps the last figures, or has none for a while. A waiting consumer shows in no count."""
     queue = shard(connect(nodes[0]), "led", **{"x-queue-leader-locator": "client-local"})
     queue.publish(COUNT)
     a, asker = connect(nodes[2]), connect(nodes[2])
@@ -110,22 +109,25 @@ def test_a_passive_declaration_says_that_a_queue_without_a_leader_has_no_message
     a.wait_for(1)
     wait_until("its count", lambda: shown(nodes[2], "led")[0] == COUNT)
     with nodes[0].frozen():
-        frozen = _said(asker, nodes[2], 10)
-    woken = _said(asker, nodes[2], 10)
+        frozen = _said(asker, None, 4)
+    woken = _said(asker, nodes[2], 8)
     nodes[0].kill()
-    killed = _said(asker, nodes[2], 15)
+    killed = _said(asker, nodes[2], 12)
     for how, said in (("frozen", frozen), ("woken", woken), ("killed", killed)):
         LOG.info("%s: %s", how, said)
     assert (0, 0) in [each[1] for each in frozen]
     assert killed[-1][1] == (COUNT - 1, 1)
 
 
-def _said(asker: Consumer, node: Node, within: float) -> list[tuple[float, tuple[int, int], object]]:
-    """Return what is told for so many seconds, each time it changes: when, by a declaration, by the management API."""
+def _said(asker: Consumer, node: Node | None, within: float) -> list[tuple[float, tuple[int, int], object]]:
+    """Return what is told for so many seconds, each time it changes: when, by a declaration, by the management API.
+
+    The API gives no answer while a node is frozen, so it is asked only if a node is named.
+    """
     said: list[tuple[float, tuple[int, int], object]] = []
     begun = time.monotonic()
     while (now := time.monotonic() - begun) < within:
-        told = counts(asker, "led"), shown(node, "led")[0]
+        told = counts(asker, "led"), shown(node, "led")[0] if node else None
         if not said or said[-1][1:] != told:
             said.append((round(now, 1), *told))
     return said

@@ -1,7 +1,7 @@
 """A cluster of RabbitMQ: messages that were routed before an unbind, and reach the queue behind a later marker.
 
-The first node leads the queues, clients publish by way of the second one, and the fence works on the third one. No
-sidecar takes part (docs/development/generations.md has the figures).
+Clients publish by way of the fourth node, and the fence works on another one. No sidecar takes part. The figures are in
+docs/development/generations.md.
 """
 
 import logging
@@ -21,18 +21,17 @@ from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
 from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
-from tests.integration.consuming import Delivery, consumers
+from tests.integration.consuming import consumers
 from tests.integration.lane_load import is_returned, opened
 from tests.integration.own_node import BROKER, private_only
-from tests.integration.wire_client import Client, Wire, port_of, publishing
+from tests.integration.wire_client import Client, port_of, publishing
 
 pytestmark = [private_only, pytest.mark.long, pytest.mark.versions]
 
 LOG = logging.getLogger(__name__)
 
-KILLS = 4
-FREEZES = 4
-QUEUES = 16
+FREEZES = 3
+QUEUES = 24
 BEFORE = 100
 """Messages of each queue that are sent before the fault."""
 MOST = 600
@@ -44,7 +43,7 @@ _RETURN, _ACK, _NACK = b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Node]]:
-    with private_cluster(installation(BROKER), 3) as made:
+    with private_cluster(installation(BROKER), 4, running=3) as made:
         yield made
 
 
@@ -171,14 +170,14 @@ def fence(node: Node) -> Iterator[Fence]:
 def contents(node: Node, counts: dict[str, int]) -> dict[str, list[int]]:
     """Take so many messages out of each queue, and those that come within a second behind; return their numbers."""
     with ExitStack() as stack:
-        found: dict[str, list[Delivery]] = {}
+        made = {}
         for name, count in counts.items():
-            (consumer,) = stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))
-            consumer.open(1)
-            consumer.consume(1, name, name, acks=True)
-            found[name] = consumer.wait_for(count)
+            (made[name],) = stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))
+            made[name].open(1)
+            made[name].consume(1, name, name, acks=True)
+            made[name].wait_for(count)
         time.sleep(1)
-        return {name: [each.number for each in deliveries] for name, deliveries in found.items()}
+        return {name: [each.number for each in consumer.got()] for name, consumer in made.items()}
 
 
 def behind(numbers: list[int], marker: int) -> list[int]:
@@ -188,38 +187,51 @@ def behind(numbers: list[int], marker: int) -> list[int]:
 def test_what_was_in_flight_as_the_leader_was_killed_arrives_behind_a_marker_unless_that_waits_for_the_confirms(
     nodes: list[Node],
 ) -> None:
-    leader, near, other = nodes
+    """The clients' node has no replica. It is frozen before the unbind, and until the first markers are there.
+
+    Where it is not frozen, it sends again before the marker comes (4.3.6: none late in 32 queues). With Mnesia the
+    unbind is answered only once the node is not frozen any more.
+    """
+    near = nodes[3]
     late: dict[str, list[int]] = {"at once": [], "settled": []}
-    for number in range(KILLS):
-        lanes = [f"killed.{number}.{each}" for each in range(QUEUES)]
+    made = [[f"killed.{number}.{each}" for each in range(QUEUES)] for number in range(3)]
+    for lanes, leader in zip(made, nodes, strict=False):
         with fence(leader) as maker:
             maker.declare(lanes)
+    near.start()
+    for number, (lanes, leader) in enumerate(zip(made, nodes, strict=False)):
         at_once, settled = lanes[::2], lanes[1::2]
         stream = Stream(near, lanes)
-        with fence(other) as closing:
+        with fence(nodes[(number + 1) % 3]) as closing, ThreadPoolExecutor(1) as pool:
             wait_until("some publishes", lambda stream=stream: stream.sent >= BEFORE)  # type: ignore[misc]
-            leader.kill()
-            closing.unbind(lanes)
-            open_ones = sum(map(stream.unsettled, lanes))
-            closing.mark(at_once, MARKER)
+            with near.frozen():
+                open_ones = sum(map(stream.unsettled, lanes))
+                stream.end()
+                unbound = pool.submit(closing.unbind, lanes)
+                if in_time := is_answered(unbound, 3):
+                    leader.kill()
+                    closing.mark(at_once, MARKER)
+            unbound.result()
+            if not in_time:
+                leader.kill()
+                closing.mark(at_once, MARKER)
             stream.stop()
             stream.settle(settled)
             closing.mark(settled, MARKER)
             stream.settle(lanes)
         nacked = sum(stream.outcomes[name]["nacked"] for name in lanes)
-        found = contents(other, {name: stream.routed(name) + 1 for name in lanes})
+        found = contents(nodes[(number + 1) % 3], {name: stream.routed(name) + 1 for name in lanes})
         for kind, names in (("at once", at_once), ("settled", settled)):
             late[kind] += [len(behind(found[name], MARKER)) for name in names]
+        LOG.info("kill %d: %d unsettled, %d nacked, in time %s, late %s", number, open_ones, nacked, in_time, late)
         # The order of each channel holds all the same.
-        unordered = [name for name in lanes if found[name] != sorted(found[name]) and name in settled]
-        LOG.info("kill %d: %d unsettled at unbind-ok, %d nacked, late %s", number, open_ones, nacked, late)
-        assert not unordered
+        for numbers in found.values():
+            assert (own := [each for each in numbers if each < MARKER]) == sorted(own)
         stream.drop()
         leader.start()
     for kind, counts in late.items():
-        LOG.info(
-            "killed, marker %s: late in %d of %d, %d messages", kind, sum(map(bool, counts)), len(counts), sum(counts)
-        )
+        some = sum(map(bool, counts))
+        LOG.info("killed, marker %s: late in %d of %d, %d messages", kind, some, len(counts), sum(counts))
     assert not any(late["settled"])
 
 
@@ -236,56 +248,44 @@ def test_what_a_frozen_node_had_taken_arrives_behind_a_marker_also_from_a_client
     """No leader changes. Half the queues get theirs from a connection that drops while the node is frozen.
 
     Three markers: by another node while the clients' node is frozen, by another node once that one returns, and by
-    that node itself.
+    that node itself. With Mnesia the unbind is answered, and the first marker sent, once the node is not frozen.
     """
-    leader, near, other = nodes
+    leader, other, _, near = nodes
     late: dict[str, list[list[int]]] = {"connected": [[], [], []], "dropped": [[], [], []]}
-    answered = 0
     for number in range(FREEZES):
         lanes = [f"frozen.{number}.{each}" for each in range(QUEUES)]
         with fence(leader) as maker:
             maker.declare(lanes)
         connected, dropped = lanes[::2], lanes[1::2]
-        streams = Stream(near, connected), Stream(near, dropped)
+        staying, leaving = Stream(near, connected), Stream(near, dropped)
         with fence(other) as closing, fence(near) as local, ThreadPoolExecutor(1) as pool:
-            for each in streams:
-                wait_until("some publishes", lambda each=each: each.sent >= BEFORE)  # type: ignore[misc]
+            wait_until("some publishes", lambda: min(staying.sent, leaving.sent) >= BEFORE)  # noqa: B023
             with near.frozen():
                 unbound = pool.submit(closing.unbind, lanes)
                 in_time = is_answered(unbound, 3)
-                answered += in_time
-                streams[0].end()
-                streams[1].drop()
+                staying.end()
+                leaving.drop()
                 if in_time:
                     closing.mark(lanes, MARKER)
+            unbound.result()
             if not in_time:
-                unbound.result()
                 closing.mark(lanes, MARKER)
-            probes: Wire = local.wire
-            probes.channel(3)
-            tries = 0
-            while not is_returned(probes, 3, lanes[-1], tries):
-                tries += 1
+            local.wire.channel(3)
+            probes = 0
+            while not is_returned(local.wire, 3, lanes[-1], probes):
+                probes += 1
             closing.mark(lanes, MARKER + 1)
             local.mark(lanes, MARKER + 2)
-            streams[0].stop()
-            streams[0].settle(connected)
-        counts = {name: streams[0].routed(name) + 3 for name in connected} | dict.fromkeys(dropped, 3)
-        found = contents(other, counts)
+            staying.stop()
+            staying.settle(connected)
+        found = contents(other, {name: staying.routed(name) + 3 for name in connected} | dict.fromkeys(dropped, 3))
         for kind, names in (("connected", connected), ("dropped", dropped)):
             for at in range(3):
                 late[kind][at] += [len(behind(found[name], MARKER + at)) for name in names]
-        LOG.info("freeze %d: unbind-ok in time %s, %d probes, late %s", number, in_time, tries, late)
-        streams[0].drop()
+        staying.drop()
     for kind, markers in late.items():
-        for at, counts_of in enumerate(markers):
-            LOG.info(
-                "frozen, %s, marker %d: late in %d of %d, %d messages",
-                kind,
-                at + 1,
-                sum(map(bool, counts_of)),
-                len(counts_of),
-                sum(counts_of),
-            )
+        for at, counts in enumerate(markers, 1):
+            some = sum(map(bool, counts))
+            LOG.info("frozen, %s, marker %d: late in %d of %d, %d messages", kind, at, some, len(counts), sum(counts))
     assert not any(late["connected"][2])
     assert not any(late["dropped"][2])
