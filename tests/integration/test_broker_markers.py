@@ -75,6 +75,8 @@ def test_a_message_that_is_returned_once_the_marker_is_out_comes_behind_it(
     a.wait_for(6)
     requeue(a, 0)
     assert runs(a.wait_for(7)) == "0-5 0R"
+    queue.publish(1)
+    assert runs(a.wait_for(8)) == "0-5 0R 6"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +105,8 @@ def test_after_a_smaller_prefetch_a_member_that_holds_only_the_marker_is_not_at_
 ) -> None:
     """A holds 20, B takes five of them and ends, and C works one by one. The count of ready messages tells.
 
-    Quorum queues give the five last, and classic ones in their place.
+    Quorum queues give the five last, and classic ones in their place. A second marker, put while C holds only the first
+    one, comes behind all of them.
     """
     queue = declare_shard(kind=kind)
     queue.publish(11)
@@ -120,8 +123,9 @@ def test_after_a_smaller_prefetch_a_member_that_holds_only_the_marker_is_not_at_
     assert ready == (5 if kind == "quorum" else 0)
     assert consuming == 1
     c.acking.add("C")
+    queue.publish(1)
     c.tell(2, Basic.Ack(last.delivery_tag))
-    assert runs(c.wait_for(11)) == ("5-10R 0-4R" if kind == "quorum" else "0-10R")
+    assert runs(c.wait_for(12)) == ("5-10R 0-4R 11" if kind == "quorum" else "0-10R 11")
 
 
 def test_a_marker_of_priority_0_is_last_on_all_versions(
