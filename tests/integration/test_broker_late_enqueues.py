@@ -47,6 +47,14 @@ def nodes() -> Iterator[list[Node]]:
         yield made
 
 
+def join(node: Node) -> None:
+    """Start the fourth node if no test has done so."""
+    try:
+        assert node.pid
+    except RuntimeError:
+        node.start()
+
+
 class Stream:
     """A client that publishes numbers into lanes, one channel for each, and waits for nothing."""
 
@@ -150,12 +158,14 @@ class Fence:
             self.wire.ask(1, Queue.Unbind(0, name, name, ""), Queue.UnbindOk)
         return time.monotonic()
 
-    def mark(self, lanes: Sequence[str], number: int) -> None:
-        """Put a marker into each queue, and return once it is there."""
-        for name in lanes:
-            self.wire.publish(2, "", name, b"%d" % number, Basic.Properties(delivery_mode=2))
-        self.wire.confirm(2, self._markers + len(lanes), self._markers)
-        self._markers += len(lanes)
+    def mark(self, lanes: Sequence[str], *numbers: int) -> None:
+        """Put a marker, or whatever these numbers are, into each queue, and return once it is there."""
+        for number in numbers:
+            for name in lanes:
+                self.wire.publish(2, "", name, b"%d" % number, Basic.Properties(delivery_mode=2))
+        count = len(numbers) * len(lanes)
+        self.wire.confirm(2, self._markers + count, self._markers)
+        self._markers += count
 
 
 @contextmanager
@@ -198,7 +208,7 @@ def test_what_was_in_flight_as_the_leader_was_killed_arrives_behind_a_marker_unl
     for lanes, leader in zip(made, nodes, strict=False):
         with fence(leader) as maker:
             maker.declare(lanes)
-    near.start()
+    join(near)
     for number, (lanes, leader) in enumerate(zip(made, nodes, strict=False)):
         at_once, settled = lanes[::2], lanes[1::2]
         stream = Stream(near, lanes)
@@ -251,6 +261,7 @@ def test_what_a_frozen_node_had_taken_arrives_behind_a_marker_also_from_a_client
     that node itself. With Mnesia the unbind is answered, and the first marker sent, once the node is not frozen.
     """
     leader, other, _, near = nodes
+    join(near)
     late: dict[str, list[list[int]]] = {"connected": [[], [], []], "dropped": [[], [], []]}
     for number in range(FREEZES):
         lanes = [f"frozen.{number}.{each}" for each in range(QUEUES)]
@@ -289,3 +300,33 @@ def test_what_a_frozen_node_had_taken_arrives_behind_a_marker_also_from_a_client
             LOG.info("frozen, %s, marker %d: late in %d of %d, %d messages", kind, at, some, len(counts), sum(counts))
     assert not any(late["connected"][2])
     assert not any(late["dropped"][2])
+
+
+def test_a_marker_stays_last_when_the_leader_is_killed_amid_deliveries(nodes: list[Node]) -> None:
+    leader, other = nodes[:2]
+    names = [f"moved.{each}" for each in range(8)]
+    numbers = range(1000)
+    with ExitStack() as stack:
+        maker = stack.enter_context(fence(leader))
+        maker.declare(names)
+        maker.mark(names, *numbers, MARKER)
+        members = []
+        for name in names:
+            (member,) = stack.enter_context(consumers(Client.of(other.amqp_url), port_of(other.amqp_url), "/"))
+            member.open(1, 10)
+            member.consume(1, name, name, acks=True)
+            members.append(member)
+        for member in members:
+            member.wait_for(20)
+        leader.kill()
+        amid = [len(member.got()) for member in members]
+        for member in members:
+            member.wait_for(len(numbers) + 1)
+            wait_until("the marker", lambda: member.got()[-1].number == MARKER)  # noqa: B023
+            before = [each.number for each in member.got() if each.number != MARKER]
+            assert set(before) == set(numbers)
+            fresh = list(dict.fromkeys(before))
+            assert fresh == sorted(fresh)
+            assert member.got()[-1].number == MARKER
+    LOG.info("moved: the leader was killed after %s deliveries", amid)
+    leader.start()
