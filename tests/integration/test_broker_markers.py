@@ -184,7 +184,8 @@ def test_a_dead_letter_that_leads_through_the_fenced_lane_is_lost_or_stays_where
 
     def shown() -> bool:
         found = vhost.api.ask("GET", "queues", vhost.name, "q")
-        return bool(found.get("messages") == kept and found.get("message_stats", {}).get("ack", 0) == 5)
+        elsewhere = found.get("messages_ready") == found.get("messages_unacknowledged") == 0
+        return bool(elsewhere and found.get("messages") == kept and found.get("message_stats", {}).get("ack", 0) == 5)
 
     wait_until("what the management API counts", shown)
 
