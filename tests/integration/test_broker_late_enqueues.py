@@ -20,6 +20,7 @@ from pamqp.common import FieldTable
 from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
+from testbed.readiness import answering_version
 from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
 from tests.integration.consuming import consumers
 from tests.integration.lane_load import is_returned, opened
@@ -44,6 +45,8 @@ _RETURN, _ACK, _NACK = b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Node]]:
     with private_cluster(installation(BROKER), 4, running=3) as made:
+        if answering_version(made[0].amqp_url, made[0].management_url).startswith("3."):
+            pytest.skip("3.10.8 nacks for 30 s and more what is published to a queue whose leader was killed")
         yield made
 
 
