@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
+from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, neither
 from proxy.topology.answers import TopologyError
 from proxy.topology.bindings import GROUPS_ARGUMENT, SHARD_ARGUMENT, promise_of
 from proxy.topology.management import Management, ManagementError
@@ -75,7 +75,7 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
 _EXCHANGES = ("name", "type", "durable", "auto_delete", "internal", "arguments", "policy")
 _QUEUES = (
     *("name", "type", "durable", "auto_delete", "exclusive", "arguments", "effective_policy_definition"),
-    *("messages_ready", "messages_unacknowledged", "leader", "node", "members", "state"),
+    *("messages", "messages_ready", "messages_unacknowledged", "leader", "node", "members", "state"),
 )
 _BINDINGS = ("source", "destination", "destination_type", "routing_key", "properties_key", "arguments")
 
@@ -137,13 +137,15 @@ def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]
 
 def _queue(item: Mapping[str, Any]) -> FoundQueue:
     node = item.get("leader") or item.get("node")
+    ready, unacked = _count(item, "messages_ready"), _count(item, "messages_unacknowledged")
     return FoundQueue(
         _text(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False and item.get("exclusive") is False,
         _table(item, "effective_policy_definition"),
-        _count(item, "messages_ready"),
-        _count(item, "messages_unacknowledged"),
+        ready,
+        unacked,
+        neither(item.get("messages"), ready, unacked) if ready is not None and unacked is not None else 0,
         node if isinstance(node, str) else None,
         _members(item.get("members") or []),
         item.get("state") == "down",

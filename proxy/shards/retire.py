@@ -9,7 +9,7 @@ from proxy.shards.broker import Broker, Lock, LockLostError
 from proxy.shards.fleet import FleetError, disagreement, reachable
 from proxy.shards.plan import moves_keys
 from proxy.shards.retirement import Parts, Removals, Shard, check, parts_of, removals, sources
-from proxy.shards.state import State
+from proxy.shards.state import State, content, neither
 from proxy.shards.steps import Removal
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
@@ -209,32 +209,29 @@ async def _left(course: _Course) -> str:
         _stop_if_bound_again(await course.state(), course, course.parts.fans)
         for name in list(there):
             answer = await course.broker.api.page(
-                ["queues", what.vhost, name], ["messages_ready", "messages_unacknowledged"]
+                ["queues", what.vhost, name], ["messages", "messages_ready", "messages_unacknowledged"]
             )
             if answer is None:
                 there.remove(name)
                 continue
-            ready, unacked = _counts(answer)
-            if ready or unacked:
-                return f"{name} has {ready} messages ready and {unacked} not acked yet"
+            if any(counts := _counts(answer)):
+                return f"{name} has {content(*counts)}"
     for name in there:
         if ready := await course.lock.count_ready(what.vhost, name):
             return f"{name} has {ready} messages ready, which the management API does not count yet"
     return ""
 
 
-def _counts(answer: object) -> tuple[int, int]:
-    """Return how many messages of a queue are ready, and how many are delivered and not acked.
+def _counts(answer: object) -> tuple[int, int, int]:
+    """Return how many messages of a queue are ready, how many delivered and not acked, and how many neither of the two.
 
     `answer` is the management API's page about the queue. Raises TopologyError if it has no such numbers.
     """
-    counts = (
-        [answer.get(name) for name in ("messages_ready", "messages_unacknowledged")] if isinstance(answer, dict) else []
-    )
-    ready, unacked = [*counts, None, None][:2]
+    found = answer if isinstance(answer, dict) else {}
+    ready, unacked = found.get("messages_ready"), found.get("messages_unacknowledged")
     if type(ready) is not int or type(unacked) is not int:
         raise TopologyError("messages_ready, messages_unacknowledged: the management API does not count messages")
-    return ready, unacked
+    return ready, unacked, neither(found.get("messages"), ready, unacked)
 
 
 async def until(goal: str, look: Callable[[], Awaitable[str]], say: Say, patience: float, how_to_go_on: str) -> None:

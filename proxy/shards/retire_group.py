@@ -239,5 +239,5 @@ def _left(state: State, queues: Iterable[str]) -> str:
         if found is not None and found.waiting is None:
             told.append(f"{name} is not counted yet")
         elif found is not None and found.waiting:
-            told.append(f"{name} has {found.ready} messages ready and {found.unacked} not acked yet")
+            told.append(f"{name} has {found.content}")
     return some(told, 3) if told else ""

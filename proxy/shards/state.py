@@ -32,6 +32,8 @@ class FoundQueue:
     """The keys of all policies and operator policies that apply to the queue, merged as RabbitMQ merges them."""
     ready: int | None = None
     unacked: int | None = None
+    elsewhere: int = 0
+    """The messages that are neither ready nor delivered: they wait for a delayed retry, or to be dead-lettered."""
     node: str | None = None
     """The node that leads the queue."""
     members: frozenset[str] = frozenset()
@@ -43,8 +45,24 @@ class FoundQueue:
 
     @property
     def waiting(self) -> int | None:
-        """The number of messages in the queue, ready and unacked; None if it is not known."""
-        return None if self.ready is None or self.unacked is None else self.ready + self.unacked
+        """The number of messages in the queue; None if it is not known."""
+        return None if self.ready is None or self.unacked is None else self.ready + self.unacked + self.elsewhere
+
+    @property
+    def content(self) -> str:
+        """The messages in the queue, in words."""
+        return content(self.ready, self.unacked, self.elsewhere)
+
+
+def content(ready: int | None, unacked: int | None, elsewhere: int) -> str:
+    """Return how many messages of a queue are ready, delivered, and neither of the two, in words."""
+    more = f", and {elsewhere} wait for a delayed retry or to be dead-lettered" if elsewhere else ""
+    return f"{ready} messages ready and {unacked} not acked yet{more}"
+
+
+def neither(messages: object, ready: int, unacked: int) -> int:
+    """Return how many messages are neither ready nor delivered, of those that the management API counts in all."""
+    return max(messages - ready - unacked, 0) if type(messages) is int else 0
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def pages(**changes: Any) -> Pages:
             {
                 "name": "orders.1", "type": "quorum", "durable": True, "auto_delete": False, "exclusive": False,
                 "arguments": {"x-queue-type": "quorum"}, "effective_policy_definition": [], "messages_ready": 4,
-                "messages_unacknowledged": 1, "leader": "rabbit@a", "members": ["rabbit@a", "rabbit@b"],
+                "messages_unacknowledged": 1, "messages": 7, "leader": "rabbit@a", "members": ["rabbit@a", "rabbit@b"],
             }
         ],
         **changes,
@@ -49,9 +49,9 @@ async def test_all_that_a_plan_needs_is_read() -> None:
     assert state.exchanges["orders"] == FoundExchange("x-consistent-hash")
     found = state.queues["orders.1"]
     assert found == FoundQueue(
-        "quorum", {"x-queue-type": "quorum"}, True, {}, 4, 1, "rabbit@a", frozenset({"rabbit@a", "rabbit@b"})
+        "quorum", {"x-queue-type": "quorum"}, True, {}, 4, 1, 2, "rabbit@a", frozenset({"rabbit@a", "rabbit@b"})
     )
-    assert found.waiting == 5
+    assert found.waiting == 7
     assert state.bindings["orders.lane.1"] == (FoundBinding(Destination("queue", "orders.1"), "", "~"),)
     assert state.weights("orders") == {Destination("queue", "orders.1"): 3}
 

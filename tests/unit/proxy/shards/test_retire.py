@@ -99,6 +99,9 @@ async def test_the_queue_of_each_group_must_be_empty(monkeypatch: pytest.MonkeyP
     assert await left(monkeypatch, free, free, pages=pages) == ""
     unacked = {**pages, name: {"messages_ready": 0, "messages_unacknowledged": 1}}
     assert await left(monkeypatch, free, free, pages=unacked) == f"{name} has 0 messages ready and 1 not acked yet"
+    delayed = {**pages, name: {**EMPTY, "messages": 2}}
+    told = await left(monkeypatch, free, free, pages=delayed)
+    assert told.endswith("0 not acked yet, and 2 wait for a delayed retry or to be dead-lettered")
     turns = iter([EMPTY, {"messages_ready": 1, "messages_unacknowledged": 0}])
     later = {**pages, name: lambda: next(turns)}
     assert await left(monkeypatch, free, free, pages=later) == f"{name} has 1 messages ready and 0 not acked yet"

@@ -155,4 +155,8 @@ def test_a_stream_is_never_empty() -> None:
 def test_what_is_left_is_told_by_queue() -> None:
     queues = {"a": FoundQueue("quorum", ready=2, unacked=1), "b": FoundQueue("quorum", ready=0, unacked=0)}
     assert _left(replace(EMPTY, queues=queues), ["a", "b", "gone"]) == "a has 2 messages ready and 1 not acked yet"
+    delayed = {"a": FoundQueue("quorum", ready=0, unacked=0, elsewhere=3)}
+    assert _left(replace(EMPTY, queues=delayed), ["a"]).endswith(
+        "and 3 wait for a delayed retry or to be dead-lettered"
+    )
     assert _left(replace(EMPTY, queues={"a": FoundQueue("quorum")}), ["a"]) == "a is not counted yet"
