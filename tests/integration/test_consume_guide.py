@@ -1,9 +1,7 @@
 """The guide to consuming with a group: its permissions, settings, program and report, as its reader has them."""
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -21,10 +19,8 @@ from pika.spec import Basic
 
 from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
-from tests.integration.celery_packages import celery_folder
 from tests.integration.conftest import PASSWORD, USER, StartSidecar, with_login
 from tests.integration.documents import Document, Shell, tried
-from tests.integration.node_packages import node_modules
 from tests.integration.sidecar import Sidecar
 
 GUIDE = Document("docs/how-to/consume-with-a-group.md")
@@ -34,17 +30,6 @@ REDRIVE = Document("docs/how-to/consume-with-a-group.md", 'toml title="redrive.t
 PROGRAM = Document("docs/how-to/consume-with-a-group.md", 'python title="billing.py"')
 SERIES = Document("docs/how-to/consume-with-a-group.md", "python")
 SHOWN = Document("docs/how-to/consume-with-a-group.md", "text")
-
-CLIENTS = {
-    title: Document("docs/how-to/consume-with-a-group.md", f'{language} title="{title}"')
-    for language, title in (
-        ("python", "with_aio_pika.py"),
-        ("js", "with_amqplib.js"),
-        ("python", "with_celery.py"),
-        ("python", "pay.py"),
-    )
-}
-WORKER = Document("docs/how-to/consume-with-a-group.md", "bash")
 
 VARIES = r"127\.0\.0\.1:\d+|(?<= by )\S+(?=, since)|\S+Z(?=,)|[\d.]+ s(?=,)"
 """The texts that differ from one run to the next: the client's port, the machine, and times."""
@@ -72,39 +57,7 @@ except KeyboardInterrupt:
 """A program that consumes the guide's shards themselves, and cancels its consumers when it stops."""
 
 
-CHARGE = {
-    "shop.py": """
-import os, time
-
-failures = {("customer-1", "2"): 2}
-
-def charge(customer, order):
-    failed = failures.get((customer, order), 0) > 0
-    with open(os.environ["CHARGED"], "a") as charged:
-        print(customer, order, "failed" if failed else "done", file=charged)
-    if failed:
-        failures[customer, order] -= 1
-        raise ValueError("not now")
-""",
-    "shop.js": """
-const fs = require("fs");
-let failures = 2;
-
-exports.charge = async (customer, order) => {
-  const failed = customer === "customer-1" && order === "2" && failures > 0;
-  fs.appendFileSync(process.env.CHARGED, `${customer} ${order} ${failed ? "failed" : "done"}\\n`);
-  if (failed) {
-    failures -= 1;
-    throw new Error("not now");
-  }
-};
-""",
-}
-"""The work of the guide's programs. One order fails twice."""
-
-
 def test_every_block_is_tried_here() -> None:
-    assert set(WORKER) == {"Return a message with your client"}
     assert tried(GUIDE, "GUIDE", __file__)
     assert tried(FILES, "FILES", __file__)
     assert tried(REDRIVE, "REDRIVE", __file__)
@@ -354,53 +307,6 @@ def test_a_message_that_was_tried_five_times_is_a_dead_letter(
         5,
         "retry-limit",
     ]
-
-
-@pytest.mark.parametrize("title", ["with_aio_pika.py", "with_amqplib.js", "with_celery.py"])
-def test_each_client_gets_a_message_again_later_that_it_has_returned(
-    title: str, broker: Broker, sidecar: Sidecar, set_up: SetUp, tmp_path: Path
-) -> None:
-    """The order that fails twice holds up its customer, and the other customer is served meanwhile."""
-    (setting,) = FILES["Turn it on"]
-    at = set_up(setting, groups_retry_delay="0.5")
-    for name, (text,) in {name: page["Return a message with your client"] for name, page in CLIENTS.items()}.items():
-        assert "localhost:5673" in text or name == "pay.py"
-        (tmp_path / name).write_text(text.replace("localhost:5673", f"127.0.0.1:{at.amqp_port}"))
-    for name, text in CHARGE.items():
-        (tmp_path / name).write_text(text)
-    charged = tmp_path / "charged.txt"
-    environment = os.environ | {"CHARGED": str(charged)}
-    command = [sys.executable, title]
-    if title == "with_amqplib.js":
-        command, environment["NODE_PATH"] = ["node", title], str(node_modules())
-    if title == "with_celery.py":
-        (started,) = WORKER["Return a message with your client"]
-        environment["PYTHONPATH"] = f"{celery_folder()}:{tmp_path}"
-        command = [sys.executable, "-m", *shlex.split(started)]
-
-    with (tmp_path / "output.txt").open("wb") as output:
-        running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output)
-    try:
-        if title == "with_celery.py":
-            publisher = tmp_path / "publisher"
-            publisher.mkdir()
-            program = (tmp_path / title).read_text()
-            (publisher / title).write_text(re.sub(r"amqp://[^\"]+", url_of(broker, at), program))
-            shutil.copy(tmp_path / "pay.py", publisher)
-            shutil.copy(tmp_path / "shop.py", publisher)
-            paid = environment | {"PYTHONPATH": f"{celery_folder()}:{publisher}"}
-            subprocess.run([sys.executable, "pay.py"], cwd=publisher, env=paid, check=True, timeout=60)
-        else:
-            for order in ("1", "2", "3"):
-                for customer in ("customer-1", "customer-2"):
-                    assert at.publish("orders", customer, vhost="shop", body=order.encode()).status == 200
-        wait_until("all orders to be done", lambda: sum(line.endswith(" done") for line in lines(charged)) == 6)
-    finally:
-        running.terminate()
-        running.wait(timeout=30)
-    one = [line.removeprefix("customer-1 ") for line in lines(charged) if line.startswith("customer-1 ")]
-    assert one == ["1 done", "2 failed", "2 failed", "2 done", "3 done"]
-    assert lines(charged).index("customer-2 3 done") < lines(charged).index("customer-1 2 done")
 
 
 def test_a_shard_is_paused_and_resumed(
