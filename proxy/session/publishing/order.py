@@ -61,7 +61,7 @@ class Order:
                 known = self._placements = {}
                 before = None
             if before is None:
-                # What passes is not remembered: the broker returns none of it to this proxy.
+                # No publish that passes is remembered: the broker returns none to this proxy.
                 if not placement.startswith(PASSED):
                     if known is None:
                         known = self._placements = {}
