@@ -88,6 +88,7 @@ async def run(in_force: SettingsInForce) -> None:
     ) as api:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
         selection = Selection(settings.route, settings.shadow, settings.pass_, settings.groups)
+        selection.take_share(settings.route_share)
         reader = _reader(settings, api, router, selection)
         scheduler = Scheduler(reader, router, interval=settings.sync_interval, named=named_by(settings))
         journaling, tracing = Journaling(settings, files), Tracing(settings)
@@ -126,7 +127,9 @@ async def run(in_force: SettingsInForce) -> None:
             draining=lambda: gate.draining,
         )
         onlooker = Onlooker(settings, api)
-        parts = Parts(router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, groups)
+        parts = Parts(
+            router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, in_force, groups
+        )
         console = Console(in_force, parts, api) if settings.admin_console else None
         admin = Admin(
             router,

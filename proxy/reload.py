@@ -11,6 +11,8 @@ something else is read once more:
 - to `route`: the publish waits for the reading. If that fails, publishes go on as before until one succeeds: a reload
   while the management API is away refuses no publish that went well before it;
 - publishes that are with the broker stay where they are. One that comes back is placed by the new patterns.
+
+Another `route_share` needs no reading: routes have it, and are made anew.
 """
 
 import logging
@@ -76,6 +78,9 @@ class Reload:
         if self._attendants is not None:
             self._attendants.serial = Patterns(settings.groups_in_series)
             self._attendants.groups.select(settings.groups)
+        if "route_share" in changed:
+            self._selection.take_share(settings.route_share)
+            self._router.notify()
         if not {"route", "shadow", "pass_", "groups"}.isdisjoint(changed):
             self._onlooker.select(settings)
             self._select(settings)

@@ -49,6 +49,9 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
         for field in ("type", "mode", "passed", "refused", "hashed")
         if mine.get(field) != theirs.get(field)
     ]
+    shares = [answer.get("route_share") for answer in (mine, theirs)]
+    if shares[0] != shares[1] and None not in shares:
+        lines.append(f"route_share: {shares[0]:g} / {shares[1]:g}")
     upstreams = [answer.get("upstream") or {} for answer in (mine, theirs)]
     for field, what in (("rings", "leads to rings"), ("bindings", "number of bindings"), ("conflict", "conflict")):
         if upstreams[0].get(field) != upstreams[1].get(field):

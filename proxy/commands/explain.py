@@ -8,6 +8,7 @@ from proxy.commands.asking import WHICH, QuestionError, ask, rings
 from proxy.process.logs import escaped
 from proxy.topology.changes import PASSED_BECAUSE
 from proxy.topology.names import natural
+from proxy.topology.table import PassReason
 
 
 def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
@@ -32,10 +33,7 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
     """Return the lines that `ring-proxy explain` prints for a sidecar's answer about one exchange and key."""
     lines = [f"exchange     {exchange} in virtual host {vhost}, {answer['type']}, mode {answer['mode']}"]
     place = answer.get("key")
-    if answer.get("refused"):
-        lines.append(f"refused      publishes are refused: {answer['refused']}")
-    if answer["passed"]:
-        lines.append(f"passed       publishes go to the exchange itself: {_passed_because(answer['passed'])}")
+    lines += _ways(answer, place)
     if place:
         lines += [
             f"key          {key}",
@@ -64,6 +62,20 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
     for change in answer["changes"]:
         moved = f"{change['moved']:.2%} of the slots moved"
         lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {moved}")
+    return lines
+
+
+def _ways(answer: Mapping[str, Any], place: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines that say whether publishes, or those with the key at `place`, follow the ring."""
+    lines = []
+    if answer.get("refused"):
+        lines.append(f"refused      publishes are refused: {answer['refused']}")
+    if answer["passed"]:
+        lines.append(f"passed       publishes go to the exchange itself: {_passed_because(answer['passed'])}")
+    if (share := answer.get("route_share", 100)) < 100:
+        lines.append(f"route_share  {share:g}% of the slots follow the ring")
+    if place and place.get("passed") == PassReason.SHARE:
+        lines.append(f"passed       publishes with the key go to the exchange itself: {_passed_because('share')}")
     return lines
 
 

@@ -32,7 +32,7 @@ def check(sidecar: str, file: Path) -> Told:
     now, new = Settings(**running), Settings(**_as_told(dataclasses.asdict(Settings(**{**of_file, **kept}))))
     found, idle = changes(now, new), without_effect(now, _as_told(of_file), outside)
     lines = [line(name, now, new) for name in found.live]
-    lines += _modes(sidecar, new)
+    lines += _modes(sidecar, now, new)
     lines += [f"{line(name, now, new)}, needs a restart" for name in found.restart]
     lines += [f"{written_name(name)}: no effect, as {_ORIGINS[outside[name]]} wins" for name in idle]
     return Told(lines or ["nothing changes"], not found.restart and not idle)
@@ -68,16 +68,33 @@ def _as_told(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: from_shown(name, shown(value)) for name, value in values.items() if value is not None}
 
 
-def _modes(sidecar: str, new: Settings) -> list[str]:
-    """Return a line for each change of modes among the exchanges that a sidecar knows. Raises QuestionError."""
+def _modes(sidecar: str, now: Settings, new: Settings) -> list[str]:
+    """Return a line for each change of modes, or of the share, among the exchanges that a sidecar knows.
+
+    Raises QuestionError.
+    """
     selection = Selection(new.route, new.shadow, new.pass_, new.groups)
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, float], list[str]] = {}
     for each in rings(sidecar)["exchanges"]:
-        vhost, exchange, mode = each["vhost"], each["exchange"], each["mode"]
-        if (after := selection.mode(vhost, exchange)) != mode:
-            found.setdefault((mode, after), []).append(f"{exchange!r} in {vhost!r}")
-    moves = "; from then on their keys go to other queues"
+        vhost, exchange, before = each["vhost"], each["exchange"], each["mode"]
+        after = selection.mode(vhost, exchange)
+        moved = abs(_routed(after, new) - _routed(before, now))
+        if after != before:
+            found.setdefault((f"{before} -> {after}", moved), []).append(f"{exchange!r} in {vhost!r}")
+        elif moved and "route_share" in each:
+            found.setdefault(("another route_share", moved), []).append(f"{exchange!r} in {vhost!r}")
     return [
-        f"{before} -> {after}: exchange {some(names, MOST_TOLD)}{moves if Mode.ROUTE in (before, after) else ''}"
-        for (before, after), names in sorted(found.items())
+        f"{change}: exchange {some(names, MOST_TOLD)}{_moves(moved) if moved else ''}"
+        for (change, moved), names in sorted(found.items())
     ]
+
+
+def _routed(mode: str, settings: Settings) -> float:
+    """Return the percentage of slots that the ring of an exchange in a mode routes."""
+    return settings.route_share if mode == Mode.ROUTE else 0.0
+
+
+def _moves(percent: float) -> str:
+    """Return the end of a line that says how many keys move."""
+    part = f"{percent:.6g}% of " if percent < 100 else ""
+    return f"; from then on {part}their keys go to other queues"

@@ -210,8 +210,8 @@ class Counts:
     def placed(self, name: Name) -> Counter[Destination]:
         """Return how many publishes the ring of one exchange has sent to each destination, or would in shadow."""
         total: Counter[Destination] = Counter()
-        for _, counted, _, counters in self._counters():
-            if counted == name:
+        for _, counted, reason, counters in self._counters():
+            if counted == name and reason is not PassReason.SHARE:
                 total.update({destination: tally.count for destination, tally in counters.placed.items()})
                 total.update(counters.shadowed)
         return total

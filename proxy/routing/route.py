@@ -15,7 +15,8 @@ from proxy.wire import content
 from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
 from ring.destination import Destination
 from ring.hashed import HashedValue
-from ring.hashing import index_at, slot_of
+from ring.hashing import SLOTS, index_at, slot_of
+from ring.share import rank_of
 
 MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
@@ -114,26 +115,42 @@ class Route:
         "mark",
         "matcher",
         "name",
+        "native",
         "owners",
         "placement",
         "plain",
         "reason",
+        "routed_slots",
         "shadowed",
         "stamp",
         "targets",
         "tracer",
     )  # fmt: skip
 
-    def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
+    def __init__(
+        self,
+        name: Name,
+        counters: Counters,
+        reason: PassReason | None,
+        entry: Entry | None = None,
+        native: "Route | None" = None,
+        routed_slots: int = SLOTS,
+    ) -> None:
         """Make a route by the ring of `entry`, or by the rings behind it, if `reason` is None.
 
-        With any other reason the route passes its publishes.
+        With any other reason the route passes its publishes. With the reasons SHADOW and SHARE an entry with a ring is
+        given too, if one is known, for the counts.
 
-        With the reason SHADOW an entry with a ring is given too, if one is known, for the counts.
+        With a route in `native` the ring has the slots of the `routed_slots` lowest ranks only.
         """
         self.name, self.counters, self.reason = name, counters, reason
-        self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
+        self.shadowed = entry is not None and reason is not None
         """Whether publishes pass, and count by the destination to which the ring would have sent them."""
+        self.native = native
+        """The route by the exchange itself, as in shadow, of the slots that the ring does not route yet; None if the
+        ring routes all."""
+        self.routed_slots = routed_slots
+        """The number of slots that the ring routes, those of the lowest ranks."""
         self.is_behind = False
         """Whether rings of the virtual host lead to the exchange, or have led to it."""
         self.targets: tuple[Target, ...] = ()
@@ -167,9 +184,10 @@ class Route:
         self.tracer: Tracer | None = None
         """The tracer of its publishes; None where none are traced."""
         self.fingerprint = known.fingerprint if known is not None else ""
-        by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
+        by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed and native is None
         ways = hash(tuple(target.sent_as for target in self.targets))
-        self.placement = f"{self.fingerprint} {ways:x} {name[1]}" if reason is None else f"{PASSED}{name[1]}"
+        ring = f"{self.fingerprint} {ways:x} {routed_slots} {name[1]}"
+        self.placement = ring if reason is None else f"{PASSED}{name[1]}"
         """A digest of the exchange, and of where its messages go: two routes with the same one send all of them alike.
 
         It begins with PASSED if the route passes its publishes. `settle_placement` completes it once the targets are
@@ -178,7 +196,7 @@ class Route:
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
         """Whether the settings alone say where publishes go, so that no declaration changes it."""
         self.plain = by_key and all(target.is_queue for target in self.targets)
-        """Whether the routing key alone leads to a queue, so that no header need be read."""
+        """Whether every message goes to a queue by its routing key alone, so that no header need be read."""
         self.hashed: HashedValue | None = None
         """The header or property that the ring hashes; None for the routing key, and without a ring."""
         self.hashed_name = b""
@@ -195,11 +213,16 @@ class Route:
         `header` holds its content header's payload from `start` to `end`. An empty `header` stands for no message:
         then `key` is what every ring on the way hashes. Raises Fault for a header that cannot be read. Nothing may be
         published to a target that is `unread`: once its exchange is read, there is a new route to ask.
+
+        If the ring does not route the message's slot yet, the choice is the `native` route's. If a ring behind another
+        does not, the message goes to the exchange of that ring; behind an upstream exchange, the result is None.
         """
         route = self
+        before: Choice | None = None
         missing = by_message_id = False
         for _ in range(MAX_HOPS):
             if route.matcher is not None:
+                before = None
                 at = route.matcher.find(key) if not header or not content.has_copies(header, start, end) else NO_RING
                 if at == NO_RING:
                     return None
@@ -214,10 +237,15 @@ class Route:
                 missing |= value is None
                 by_message_id |= route.hashes_message_id
             slot = slot_of(value or b"")
+            if route.native is not None and rank_of(slot) >= route.routed_slots:
+                if route is not self:
+                    return before
+                route = route.native  # leads to no further ring
             target = route.targets[index_at(route.owners, slot)]
+            choice = Choice(target, route, slot, value, missing, by_message_id)
             if target.behind is None:
-                return Choice(target, route, slot, value, missing, by_message_id)
-            route = target.behind
+                return choice
+            before, route = choice, target.behind
         return None
 
     def why_passed(self, key: bytes, header: bytes, start: int, end: int) -> PassReason:
@@ -225,6 +253,9 @@ class Route:
         route = self
         for _ in range(MAX_HOPS):
             if route.matcher is None:
+                choice = route.choose(key, header, start, end)
+                if choice is not None and choice.by is route.native:
+                    return PassReason.SHARE
                 break  # rings lead on to rings only: they form a cycle
             if header and content.has_copies(header, start, end):
                 return PassReason.COPIES
@@ -253,6 +284,11 @@ class Route:
                 elif not target.is_queue:
                     facts.append(f"{target.destination.name} {target.passed}")
         self.placement = " ".join(facts)
+
+    @property
+    def published(self) -> int:
+        """How many publishes went on this route, by its ring or natively."""
+        return self.counters.published + (self.native.counters.published if self.native is not None else 0)
 
     def leads_through(self) -> set[Name]:
         """Return the exchanges that messages may go through on this route, its own exchange among them."""

@@ -17,6 +17,7 @@ from proxy.topology.declarations import leads_to
 from proxy.topology.table import NEVER, Entry, Name, PassReason, Router, Unread
 from proxy.tracing.tracer import Tracer
 from ring.destination import Destination
+from ring.hashing import SLOTS
 
 MOST_ROUTES = 10_000
 """Routes of one table, at most; a limit is needed since clients choose the names."""
@@ -127,8 +128,8 @@ class RouteTable:
     def touch(self) -> None:
         """Tell the router which exchanges were published to since the last call."""
         for route in self.routes.values():
-            if self._seen.get(route.name) != route.counters.published:
-                self._seen[route.name] = route.counters.published
+            if self._seen.get(route.name) != route.published:
+                self._seen[route.name] = route.published
                 self.use(route)
 
     def use(self, route: Route) -> None:
@@ -168,7 +169,8 @@ class RouteTable:
 
     def _routed(self, exchange: bytes, name: Name, entry: Entry, routes: dict[bytes, Route]) -> Route | Unread:
         """Return the route of an exchange that its ring routes, or the rings behind it, which is put into `routes`."""
-        route = Route(name, self._tables.counter_table.of(name, None), None, entry)
+        native, routed_slots = self._native(name, entry), self._tables.selection.routed_slots
+        route = Route(name, self._tables.counter_table.of(name, None), None, entry, native, routed_slots)
         if any(target.exchange for target in route.targets):
             index = self._tables.index_of(exchange)
             if index is None:
@@ -190,6 +192,12 @@ class RouteTable:
         if not all(target.is_queue for target in route.targets):
             route.settle_placement()
         return route
+
+    def _native(self, name: Name, entry: Entry) -> Route | None:
+        """Return the route of the slots that the ring of an exchange does not route yet; None if it routes all."""
+        if self._tables.selection.routed_slots == SLOTS or entry.known is None:
+            return None
+        return Route(name, self._tables.counter_table.of(name, PassReason.SHARE), PassReason.SHARE, entry)
 
     def _shadowed(self, exchange: bytes, name: Name) -> Route:
         """Return the route of a shadowed exchange, which gets its publishes itself whatever is known of it.
@@ -216,9 +224,10 @@ class RouteTable:
         """Keep a route, by its exchange, and return it; all others are dropped first if there are too many."""
         if len(self.routes) + len(self._internal) >= MOST_ROUTES:
             self.clear()
-        if route.known is not None or route.matcher is not None:
-            route.journal = self._tables.journal
-        route.tracer = self._tables.tracer
+        for each in (route, route.native) if route.native is not None else (route,):
+            if each.known is not None or each.matcher is not None:
+                each.journal = self._tables.journal
+            each.tracer = self._tables.tracer
         route.is_behind = exchange in self.behind
         (self.routes if routes is None else routes)[exchange] = route
         return route

@@ -126,6 +126,12 @@ class Settings:
         "hash exchanges that the sidecar leaves alone: publishes go to the exchange itself; wins over shadow",
         live=True,
     )
+    route_share: float = _setting(
+        100.0,
+        "percent of the slots, the same ones at every sidecar, whose keys the rings of exchanges in route route; "
+        "publishes with other keys go to the exchange itself, as in shadow",
+        live=True,
+    )
     on_dead_letter: OnDeadLetter = _setting(
         "pass",
         "publishes to an exchange with a queue that would dead-letter under its own name: pass them to the "
@@ -278,6 +284,8 @@ class Settings:
         self._check_tls()
         self._check_groups()
         self._check_journal()
+        if self.route_share > 100:
+            raise ConfigError(f"route_share: {self.route_share:g} is more than 100 (percent)")
         if self.trace_sample is not None and self.trace_sample > 1:
             raise ConfigError(f"trace_sample: {self.trace_sample:g} is more than 1")
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from ring.share import slots_in
+
 
 class Mode(StrEnum):
     """The three things that settings can say of publishes to a hash exchange."""
@@ -43,6 +45,7 @@ class Selection:
         self, route: Iterable[str], shadow: Iterable[str], pass_: Iterable[str], groups: Iterable[str] = ()
     ) -> None:
         """Take the four settings as they are."""
+        self.take_share(100)
         self.take(route, shadow, pass_, groups)
 
     def take(
@@ -65,6 +68,11 @@ class Selection:
             (mode, Patterns(patterns))
             for mode, patterns in ((Mode.PASS, pass_), (Mode.SHADOW, shadow), (Mode.ROUTE, route))
         ]
+
+    def take_share(self, percent: float) -> None:
+        """Take the setting `route_share`, without which rings have all slots."""
+        self.routed_slots = slots_in(percent)
+        """The number of slots that the ring of an exchange in `route` routes, those of the lowest ranks."""
 
     def names(self, exchange: str) -> bool:
         """Return whether a pattern has this exchange name without a wildcard: clients cannot choose such names."""

@@ -16,6 +16,7 @@ PASSED_BECAUSE: Mapping[PassReason, str] = {
     PassReason.NO_BINDINGS: "no binding of it has a weight",
     PassReason.MODE_PASS: "the settings do not route it",
     PassReason.SHADOW: "the setting shadow has it",
+    PassReason.SHARE: "the setting route_share leaves the key's slot to it",
     PassReason.DEAD_LETTER: "one of its queues would dead-letter under the queue's own name",
     PassReason.INTERNAL_DESTINATION: "an internal exchange is bound to it",
     PassReason.NOT_A_LANE: "a fanout exchange that is not a lane is bound to it",

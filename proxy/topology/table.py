@@ -35,6 +35,7 @@ class PassReason(StrEnum):
     NO_BINDINGS = "no_bindings"
     MODE_PASS = "pass"
     SHADOW = "shadow"
+    SHARE = "share"
     DEAD_LETTER = "dead_letter"
     INTERNAL_DESTINATION = "internal_destination"
     NOT_A_LANE = "not_a_lane"

@@ -45,10 +45,12 @@ def _wrong() -> list[Panel]:
     return [
         tile(
             "Routed by",
-            "Whether sidecars send publishes to the queues of the ring, or to the exchange itself.",
+            "Whether sidecars send publishes to the queues of the ring, or to the exchange itself. A percentage is the "
+            "part of the slots that the ring has, by route_share.",
             f"min({_of('ringproxy_ring_routed')})",
             good=1,
             alert="RingproxyNotRouted",
+            unit="percentunit",
             words={1: "the ring", 0: "the exchange"},
             none=_UNKNOWN,
         ),

@@ -181,7 +181,7 @@ class ProxyCollector(Collector):
         age = GaugeMetricFamily("ringproxy_ring_age_seconds", "Seconds since the last good reading.", labels=labels)
         routed = GaugeMetricFamily(
             "ringproxy_ring_routed",
-            "1 if the ring routes publishes, 0 if they are passed or refused.",
+            "Share of the slots that the ring routes: 1, or as route_share says; 0 if publishes are passed or refused.",
             labels=labels,
         )
         ignored = GaugeMetricFamily(
@@ -212,7 +212,7 @@ class ProxyCollector(Collector):
             "1 if the ring comes from ring_cache_dir and has not been read since the start.",
             labels=labels,
         )
-        now = self._router.clock()
+        now, share = self._router.clock(), self._in_force.now.route_share / 100
         for name, entry in self._router.entries.items():
             age.add_metric(name, max(now - entry.read_at, 0.0))
             restored.add_metric(name, entry.restored)
@@ -220,7 +220,7 @@ class ProxyCollector(Collector):
             duplicates.add_metric(name, len(entry.bindings.duplicates))
             dead_letters.add_metric(name, len(entry.dead_letters))
             missing.add_metric(name, sum(map(len, entry.incomplete.values())))
-            routed.add_metric(name, entry.passed is None)
+            routed.add_metric(name, share if entry.passed is None else 0.0)
             if entry.known is not None:
                 destinations.add_metric(name, len(entry.known.ring.destinations))
                 fingerprints.add_metric([*name, entry.known.fingerprint], 1)

@@ -26,8 +26,9 @@ from proxy.topology.bindings import RING_TYPES
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.matching import NO_RING
 from proxy.topology.scheduler import Scheduler
-from proxy.topology.table import Entry, Name, Router
+from proxy.topology.table import Entry, Name, PassReason, Router
 from ring.hashing import RING_FORMAT, slot_of
+from ring.share import rank_of, slots_in
 
 if TYPE_CHECKING:
     from proxy.groups.groups import Groups
@@ -153,7 +154,10 @@ class Admin:
 
     async def rings(self, _: web.Request) -> web.Response:
         """Answer with every exchange that is known, with its ring, as `ring-proxy diff` compares them."""
-        exchanges = [shown_entry(self._router, name, entry) for name, entry in sorted(self._router.entries.items())]
+        share = self._in_force.now.route_share
+        exchanges = [
+            shown_entry(self._router, name, entry, share) for name, entry in sorted(self._router.entries.items())
+        ]
         faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._scheduler.faults.items())]
         return json_answer(
             {"default_vhost": self._default_vhost, "ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults}
@@ -164,7 +168,8 @@ class Admin:
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
         entry = await self._entry(name)
-        shown = shown_entry(self._router, name, entry)
+        share = self._in_force.now.route_share
+        shown = shown_entry(self._router, name, entry, share)
         query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
         if "key" in query and entry.known is not None:
             ring, slot = entry.known.ring, slot_of(query["key"].encode("utf-8", "surrogateescape"))
@@ -173,6 +178,7 @@ class Admin:
                 "slot": slot,
                 "owner": named(ring.owner(slot)),
                 "runner_up": named(runner_up) if runner_up else None,
+                "passed": entry.passed or (PassReason.SHARE if rank_of(slot) >= slots_in(share) else None),
             }
         if "key" in query and entry.upstream is not None and (matcher := entry.upstream.matcher) is not None:
             match = matcher.find(query["key"].encode("utf-8", "surrogateescape"))

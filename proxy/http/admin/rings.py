@@ -8,8 +8,11 @@ from proxy.topology.table import Entry, Name, Router
 from ring.hashing import SLOTS
 
 
-def shown(router: Router, name: Name, entry: Entry) -> dict[str, Any]:
-    """Return what `/rings` answers about one exchange, but for a key; docs/reference/admin.md lists the members."""
+def shown(router: Router, name: Name, entry: Entry, route_share: float) -> dict[str, Any]:
+    """Return what `/rings` answers about one exchange, but for a key; docs/reference/admin.md lists the members.
+
+    `route_share` is the setting, in percent.
+    """
     shown: dict[str, Any] = {
         "vhost": name[0],
         "exchange": name[1],
@@ -29,6 +32,8 @@ def shown(router: Router, name: Name, entry: Entry) -> dict[str, Any]:
             for c in entry.changes
         ],
     }
+    if entry.passed is None:
+        shown["route_share"] = route_share
     if entry.restored:
         shown["restored"] = True
     if entry.upstream is not None:

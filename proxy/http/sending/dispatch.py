@@ -59,7 +59,7 @@ class Placement:
     __slots__ = ("choice", "reason", "route")
 
     def __init__(self, route: Route, choice: Choice | None, reason: PassReason | None) -> None:
-        """Keep a ring's choice, or the reason to pass; with SHADOW `choice` is what the ring would have chosen."""
+        """Keep a ring's choice, or the reason to pass; with SHADOW or SHARE `choice` is what the ring would choose."""
         self.route, self.choice, self.reason = route, choice, reason
 
     @property
@@ -86,7 +86,7 @@ class Placement:
 
 
 class Chosen(NamedTuple):
-    """The place of a key: a ring's choice, or a reason to pass, or with SHADOW both."""
+    """The place of a key: a ring's choice, or a reason to pass, or with SHADOW and SHARE both."""
 
     choice: Choice | None
     reason: PassReason | None
@@ -107,7 +107,7 @@ def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen |
     choice = route.choose(key, b"", 0, 0)
     if choice is None:
         return Chosen(None, route.why_passed(key, b"", 0, 0))
-    return choice.target.unread or Chosen(choice, route.reason)
+    return choice.target.unread or Chosen(choice, choice.by.reason)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # as tests have them
@@ -255,14 +255,14 @@ class Dispatch:
 
         A route that is not plain hashes another value than the key, leads to further rings, or passes its publishes.
         """
-        choice = None
-        if route.stamp:
-            header = message.header.payload(len(message.body))
-            choice = route.choose(key, header, 0, len(header))
-            if choice is None:
-                return Placement(route, None, route.why_passed(key, header, 0, len(header)))
-        if route.shadowed or not route.stamp:
-            return Placement(route, choice, route.reason)
+        if not route.stamp:
+            return Placement(route, None, route.reason)
+        header = message.header.payload(len(message.body))
+        choice = route.choose(key, header, 0, len(header))
+        if choice is None:
+            return Placement(route, None, route.why_passed(key, header, 0, len(header)))
+        if choice.by.shadowed:
+            return Placement(choice.by, choice, choice.by.reason)
         return Placement(route, choice, None)
 
     def _publish(
@@ -322,7 +322,7 @@ class Dispatch:
     def _count_passed(self, placement: Placement) -> Counters:
         """Return the counters for a message that goes to the exchange itself; count where its ring would have sent it.
 
-        Only an exchange in the mode `shadow` has a placement with such a choice.
+        Only a placement with the reason SHADOW or SHARE has such a choice.
         """
         route = placement.route
         if placement.reason is not route.reason:

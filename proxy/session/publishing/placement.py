@@ -86,6 +86,9 @@ def place_of(  # noqa: C901 - one decision, in its order
     if choice is None:
         # No ring behind an upstream exchange gets the message any more: the exchange itself may lead elsewhere now.
         return found if found.matcher is not None and not message.passed else None
+    if choice.by.shadowed:
+        # Settings that were reloaded since it went out leave its slot to the exchange itself.
+        return choice.by if not message.passed else None
     if choice.target.unread is not None:
         return _unless_tried(tried, choice.target.unread)
     if message.sent_to is not None and choice.target.sent_as == message.sent_to:

@@ -12,7 +12,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.journal.buffer import Journal, Record
 from proxy.routing.counters import Counters
-from proxy.routing.route import Choice, Route, Target
+from proxy.routing.route import Choice, Route
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
@@ -73,8 +73,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         route.counters.value_missing += choice is not None and choice.missing
         if choice is not None:
             slot = choice.slot
-        if found is None or route.shadowed:
-            passed = _passed(c, channel, route, found, data, i, end)
+        if found is None or (choice is not None and choice.by.shadowed):
+            passed = _passed(c, channel, route, choice, data, i, end)
             if choice is not None and route.journal is not None and slot < route.journal.limit:
                 _record(c, channel, route.journal, route, choice, None, slot, data, start, stop)
             return passed
@@ -198,12 +198,13 @@ def _trace(
 
 
 def _passed(
-    c: Connection, channel: Channel, route: Route, target: Target | None, data: bytes, i: int, end: int
+    c: Connection, channel: Channel, route: Route, choice: Choice | None, data: bytes, i: int, end: int
 ) -> bytes:
     """Count and return a publish as it came: shadowed, unplaced, or without a ring since its method came."""
     counters = route.counters
-    if target is not None:
-        counters.shadowed[target.destination] += 1
+    if choice is not None:
+        counters = choice.by.counters
+        counters.shadowed[choice.target.destination] += 1
     elif route.stamp:
         counters = c.counter_table.of(route.name, route.why_passed(channel.key, data, i + 7, end - 1))
     channel.has_other_state |= route.is_behind

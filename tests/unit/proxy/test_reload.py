@@ -23,6 +23,7 @@ from proxy.settings.config import Settings
 from proxy.topology.management import Management
 from proxy.topology.table import PassReason, Unread
 from ring.destination import Destination
+from ring.share import slots_in
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
 from tests.unit.proxy.topology.scheduling import BINDINGS_OF_X, A, B, Made, X, scheduling
@@ -124,6 +125,19 @@ async def test_the_next_publish_follows_the_new_patterns(
         "settings: pass -> shadow for exchange 'x' in '/'",
         "settings: shadow -> route for exchange 'x' in '/'",
     ]
+
+
+async def test_another_share_is_in_force_at_once_and_reads_nothing(fake: FakeManagement) -> None:
+    async with parts(fake, route=("x",)) as case:
+        await case.made.scheduler.look_up(X, 10)
+        read = len(fake.requests)
+        for share, slots in ((10.0, slots_in(10)), (0.0, 0), (100.0, None)):
+            case.change(route_share=share)
+            route = case.table.find(b"x")
+            assert isinstance(route, Route)
+            assert (route.native is None) is (slots is None)
+            assert slots is None or route.routed_slots == slots
+        assert len(fake.requests) == read
 
 
 async def test_what_is_not_to_change_does_not_wait(fake: FakeManagement) -> None:

@@ -20,7 +20,7 @@ class ExchangeState(Struct, kw_only=True):
     state: str
     """How publishes go: `routed`, `shadowed`, `passed`, `not routed` (it should be routed and cannot), or `refused`."""
     why: str
-    """Why they are not routed, as metrics name it; empty if they are."""
+    """Why they are not routed, as metrics name it, or in words which part of them is; empty if all are."""
     destinations: int
     age_seconds: float
     stale: bool

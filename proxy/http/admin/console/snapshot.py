@@ -23,6 +23,7 @@ from proxy.routing.counters import NOWHERE, Counts
 from proxy.session.listener import Listener
 from proxy.settings.files import Files
 from proxy.settings.patterns import Mode
+from proxy.settings.reload import SettingsInForce
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, PassReason, Router
@@ -70,6 +71,7 @@ class Parts:
     journaling: Journaling
     files: Files
     readiness: Readiness
+    in_force: SettingsInForce
     groups: "Groups | None"
 
 
@@ -211,7 +213,7 @@ class Snapshots:
     def _exchange_detail(self, name: Name, entry: Entry, look: Look) -> dict[str, Any]:
         """Return an exchange with its ring, how many publishes went to each destination, and its rates over time."""
         placed = self._parts.counts.placed(name)
-        detail = shown(self._parts.router, name, entry)
+        detail = shown(self._parts.router, name, entry, self._parts.in_force.now.route_share)
         detail["destinations"] = destinations = detail.get("destinations", [])
         for each, destination in zip(destinations, entry.known.ring.destinations if entry.known else (), strict=True):
             each["sent"] = placed.get(destination, 0)
@@ -228,6 +230,11 @@ class Snapshots:
             {"ended": step.ended, "rates": _rates(step.grown, step.seconds, name)} for step in self.history.steps
         ]
         return detail
+
+    def _part(self) -> str:
+        """Return which part of the slots is routed of an exchange that is routed, in words; empty if all are."""
+        share = self._parts.in_force.now.route_share
+        return f"{share:g}% of the slots" if share < 100 else ""
 
     def _totals(self) -> Totals:
         parts = self._parts
@@ -255,7 +262,7 @@ class Snapshots:
             exchange=name[1],
             type=entry.exchange_type,
             state=_state(entry),
-            why=entry.refused or entry.passed or "",
+            why=entry.refused or entry.passed or self._part(),
             destinations=len(entry.known.ring.destinations) if entry.known is not None else 0,
             age_seconds=round(max(self._parts.router.clock() - entry.read_at, 0.0), 1),
             stale=stale,

@@ -23,3 +23,15 @@ def test_sidecars_that_see_other_bindings_of_an_upstream_exchange_differ(
 ) -> None:
     mine, theirs = ({"type": "topic", "upstream": upstream} for upstream in (UPSTREAM, UPSTREAM | changed))
     assert _differences(mine, theirs) == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        ({"route_share": 10.0}, {"route_share": 12.5}, ["route_share: 10 / 12.5"]),
+        ({"route_share": 10.0}, {"route_share": 10.0}, []),
+        ({"passed": None, "route_share": 10.0}, {"passed": "shadow"}, ["passed: None / shadow"]),
+    ],
+)
+def test_sidecars_of_other_shares_differ(mine: dict[str, Any], theirs: dict[str, Any], told: list[str]) -> None:
+    assert _differences(mine, theirs) == told

@@ -51,6 +51,24 @@ def test_exchanges_are_told_by_how_their_modes_change(monkeypatch: pytest.Monkey
     ]
 
 
+def test_the_percentage_of_keys_that_move_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sidecar = Sidecar(monkeypatch, route_share="10")
+    sidecar.rings["exchanges"] = [
+        {"vhost": "/", "exchange": "a", "mode": "route", "route_share": 10.0},
+        {"vhost": "/", "exchange": "b", "mode": "route", "passed": "type"},
+        {"vhost": "/", "exchange": "c", "mode": "shadow", "passed": "shadow"},
+        {"vhost": "/", "exchange": "d", "mode": "route", "route_share": 10.0},
+    ]
+    sidecar.settings["settings"]["route_share"]["origin"] = "file"  # a flag would win
+    file = tmp_path / "new.toml"
+    file.write_text('route_share = 12.5\npass = ["d"]\n')
+    assert check("", file).lines[2:] == [
+        "another route_share: exchange 'a' in '/'; from then on 2.5% of their keys go to other queues",
+        "route -> pass: exchange 'd' in '/'; from then on 10% of their keys go to other queues",
+        "shadow -> route: exchange 'c' in '/'; from then on 12.5% of their keys go to other queues",
+    ]
+
+
 @pytest.mark.parametrize("answer", [[], {}, {"settings": []}, {"settings": {"route": {}}}, {"settings": {"x": 1}}])
 def test_what_is_no_answer_about_settings_is_said_to_be_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: object

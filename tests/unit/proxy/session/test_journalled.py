@@ -3,6 +3,7 @@
 from proxy.journal.buffer import Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.topology.table import Entry, KnownRing, PassReason
+from ring.hashing import slot_of
 from tests.unit.proxy.session.republishing import LEFT, LOST, OURS, again, connected
 from tests.unit.proxy.session.wire import (
     NOW,
@@ -84,6 +85,16 @@ def test_what_a_shadowed_ring_would_have_chosen_is_passed() -> None:
     w.both(ack(1, 1))
     (one,) = records(journal, handed)
     assert (one.destination, one.key, one.outcome) == (None, LOST[0], Outcome.PASSED)
+
+
+def test_keys_outside_the_share_are_recorded_as_in_shadow() -> None:
+    w, journal, handed = journalled()
+    w.tables.selection.take_share(0)
+    sent = message(1, b"x", LOST[0])
+    assert w.client(sent) == sent
+    w.both(ack(1, 1))
+    (one,) = records(journal, handed)
+    assert (one.destination, one.key, one.slot, one.outcome) == (None, LOST[0], slot_of(LOST[0]), Outcome.PASSED)
 
 
 def test_nothing_is_recorded_of_rings_in_a_circle() -> None:

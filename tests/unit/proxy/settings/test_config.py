@@ -122,6 +122,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "journal_file_bytes": "94",
         "journal_max_bytes": "93",
         "trace_sample": "0.01",
+        "route_share": "12.5",
         "log_level": "debug",
         "log_format": "json",
     }
@@ -173,6 +174,9 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         ({"journal_sample": "0"}, "journal_sample: 0 must be greater than 0"),
         ({"journal_sample": "1.01"}, "journal_sample: 1.01 is more than 1"),
         ({"trace_sample": "1.01"}, "trace_sample: 1.01 is more than 1"),
+        ({"route_share": "100.5"}, "route_share: 100.5 is more than 100 (percent)"),
+        ({"route_share": "-1"}, "route_share: '-1' is outside 0 to 1e9"),
+        ({"route_share": "10%"}, "route_share: '10%' is not a number"),
         ({"trace_sample": "-0.1"}, "trace_sample: '-0.1' is outside 0 to 1e9"),
         ({"trace_sample": "nan"}, "trace_sample: 'nan' is outside 0 to 1e9"),
         ({"journal_key": "hash"}, "journal_key: needs journal_key_file too"),

@@ -38,7 +38,7 @@ def case(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Case:
 
 def test_live_settings_are_patterns_limits_and_the_log_level() -> None:
     limits = {f.name for f in dataclasses.fields(Settings) if f.name.startswith("max_")}
-    assert {"route", "shadow", "pass_", "groups", "groups_in_series", "log_level"} | limits == LIVE
+    assert {"route", "shadow", "pass_", "groups", "groups_in_series", "route_share", "log_level"} | limits == LIVE
 
 
 def test_live_settings_come_into_force_and_others_wait_for_a_restart() -> None:

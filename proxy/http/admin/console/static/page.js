@@ -217,7 +217,7 @@ const views = {
       h("h2", {}, "Where a key goes"),
       h("form", { onsubmit: (event) => { event.preventDefault(); ask("key", `rings/${encodeURIComponent(vhost)}/${encodeURIComponent(exchange)}?key=${encodeURIComponent(event.target.elements.key.value)}`); } },
         h("label", {}, "Hashed value, such as a routing key", h("input", { name: "key", autocomplete: "off", spellcheck: "false" })), h("button", {}, "Show")),
-      answer("key", (a) => a.key ? h("p", {}, "Slot ", whole(a.key.slot), " goes to ", name(a.key.owner.name), ". ",
+      answer("key", (a) => a.key ? h("p", {}, "Slot ", whole(a.key.slot), a.key.passed ? ` is left to the exchange itself (${a.key.passed}). The ring's owner of it is ` : " goes to ", name(a.key.owner.name), ". ",
         a.key.runner_up ? ["If that queue left, it would go to ", name(a.key.runner_up.name), "."] : "There is no other queue.")
         : a.upstream && a.upstream.ring_of_key ? h("p", {}, "It goes to the ring of ", name(a.upstream.ring_of_key), ".") : h("p", {}, "No ring of this exchange gets it.")),
       h("h2", {}, "The ring"), ring(e),

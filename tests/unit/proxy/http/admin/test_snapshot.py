@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
         readiness = Readiness(in_force, router, scheduler, reader, publisher, default_vhost="/", draining=lambda: False)
         journaling = Journaling(settings, files)
         listener = Listener(shared, 1)
-        yield Parts(router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, None)
+        yield Parts(
+            router, scheduler, reader, publisher, listener, counts, journaling, files, readiness, in_force, None
+        )
 
 
 def queues(count: int, name: str = "orders.{}") -> dict[Destination, int]:
@@ -98,6 +101,22 @@ async def test_of_many_exchanges_those_stay_that_are_wrong_or_busy(parts: Parts)
     assert {"x149", "x148", "z-wrong", "x000"} <= set(names)
     busy = shown["shown"][names.index("x149")]
     assert (busy["state"], busy["why"], busy["late"]) == ("passed", "no_bindings", {"passed": 7})
+
+
+async def test_an_exchange_that_is_routed_in_part_says_so(parts: Parts) -> None:
+    parts = replace(parts, in_force=SettingsInForce(Sources(None, {}, {"route_share": "12.5"})))
+    parts.router.put(("/", "orders"), entry(parts, queues(3)))
+    parts.router.put(("/", "shadowed"), entry(parts, queues(3), passed=PassReason.SHADOW))
+    for reason in (None, PassReason.SHARE):
+        counters = parts.counts.counter_table["amqp"].of(("/", "orders"), reason)
+        counters.tally(Destination("queue", "orders.1")).count += 0 if reason else 3
+        counters.shadowed[Destination("queue", "orders.1")] += 9 if reason else 0
+    found = await made(parts, View("exchange", "/", "orders"))
+    shown = [(each["state"], each["why"]) for each in found["overview"]["exchanges"]["shown"]]
+    assert shown == [("routed", "12.5% of the slots"), ("shadowed", "shadow")]
+    assert found["detail"]["route_share"] == 12.5
+    # Messages that the exchange itself routed were not sent to the queue.
+    assert found["detail"]["sent"] == 3
 
 
 async def test_an_exchange_in_detail_has_what_went_where(parts: Parts) -> None:

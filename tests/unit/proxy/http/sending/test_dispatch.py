@@ -20,6 +20,7 @@ from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
 from proxy.wire.properties import Header
 from ring.hashed import HashedValue
 from ring.hashing import slot_of
+from ring.share import rank_of, slots_in
 from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, Wire, exchange, known, queue, ring, selecting, upstream
 
 
@@ -68,6 +69,22 @@ async def test_a_question_about_a_shadowed_exchange_is_answered_with_what_its_ri
     choice, reason = await asking({"x": known(QUEUES, PassReason.SHADOW)})[0].choose(X, b"k")
     assert choice is not None
     assert (choice.target.destination, reason) == (QUEUES.ring.owner_of(b"k"), PassReason.SHADOW)
+
+
+async def test_a_question_about_a_key_outside_the_share_is_answered_like_one_in_shadow() -> None:
+    dispatch, _ = asking({"x": known(QUEUES), "u": upstream({"#": "x"})})
+    dispatch._tables.selection.take_share(50)
+    inside, outside = (
+        next(key for key in (b"%d" % i for i in range(99)) if (rank_of(slot_of(key)) < slots_in(50)) is within)
+        for within in (True, False)
+    )
+    for name in ("x", "u"):
+        for key, why in ((inside, None), (outside, PassReason.SHARE)):
+            choice, reason = await dispatch.choose((VHOST, name), key)
+            assert reason is why
+            if choice is not None:
+                assert choice.target.destination == QUEUES.ring.owner_of(key)
+            assert (choice is None) is (name == "u" and why is not None)
 
 
 async def test_a_question_in_a_cycle_of_rings_is_answered_with_it() -> None:
