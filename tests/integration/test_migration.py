@@ -1,11 +1,14 @@
 """The migration, as its document has it: from publishers at the broker to a fleet that routes, and back."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ring.hashing import slot_of
+from ring.share import rank_of, slots_in
 from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
 from tests.integration.conftest import USER, Login, StartSidecar, with_login
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.versions
 
 MIGRATION = Document("docs/how-to/migrate.md")
 SETTINGS = Document("docs/how-to/migrate.md", "toml")
+PRINTED = Document("docs/how-to/migrate.md", "text")
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 KEYS = [f"customer-{n}" for n in range(40)]
 
@@ -52,14 +56,14 @@ class Fleet:
     """Two sidecars of the same file of settings, in addition to what every test's have."""
 
     def __init__(self, start: StartSidecar, folder: Path) -> None:
-        self._start, self._file = start, folder / "ringproxy.toml"
+        self._start, self.file = start, folder / "ringproxy.toml"
         self.sidecars: list[Sidecar] = []
 
     def restart(self, settings: str) -> list[Sidecar]:
         for sidecar in self.sidecars:
             sidecar.stop()
-        self._file.write_text(settings)
-        self.sidecars = [self._start(config=str(self._file)) for _ in range(2)]
+        self.file.write_text(settings)
+        self.sidecars = [self._start(config=str(self.file)) for _ in range(2)]
         for sidecar in self.sidecars:
             sidecar.wait_ready()
         return self.sidecars
@@ -158,6 +162,45 @@ def test_from_native_to_routed_and_back(
         assert through(client, sidecar.amqp_port, shop) == native
     publish_in = "ringproxy_exchange_publish_in_total"
     wait_until("the rest", lambda: one.metric(publish_in, exchange="orders") == 6 * len(KEYS))
+
+
+def wait_for_share(sidecar: Sidecar, shop: VirtualHost, percent: float) -> None:
+    wait_until("the share", lambda: sidecar.ring(shop.name, "orders").get("route_share") == percent)
+
+
+def test_cut_over_by_shares(
+    start_sidecar: StartSidecar, shop: VirtualHost, client: Client, broker: Broker, tmp_path: Path
+) -> None:
+    fleet = Fleet(start_sidecar, tmp_path)
+    (shadow,), (shared,) = renamed(shop, SETTINGS["Shadow"]), renamed(shop, SETTINGS["Cut over by shares"])
+    change, look = renamed(shop, MIGRATION["Cut over by shares"])
+    changed, seen = renamed(shop, PRINTED["Cut over by shares"])
+    native = through(client, port_of(broker.amqp_url), shop)
+    one, other = fleet.restart(shadow)
+    new = tmp_path / "new.toml"
+    more = {"NEW": str(new), "CONFIG": str(fleet.file), "PID": str(one.process.pid)}
+    shell = Shell(variables(broker, one, other) | more)
+    expected = native
+    for percent in (10, 25, 50, 100):
+        new.write_text(shared.replace("route_share = 10\n", f"route_share = {percent}\n"))
+        told = shell(change)
+        other.signal(signal.SIGHUP)
+        for sidecar in (one, other):
+            wait_for_share(sidecar, shop, percent)
+        assert percent != 10 or told.endswith(changed.removeprefix("..."))
+        told = shell(look)
+        assert told == seen if percent == 10 else told.endswith("the sidecars agree\n")
+        before, expected = (
+            expected,
+            {
+                key: owner(QUEUES, key) if rank_of(slot_of(key.encode())) < slots_in(percent) else native[key]
+                for key in KEYS
+            },
+        )
+        assert expected != before
+        for sidecar in (one, other):
+            assert through(client, sidecar.amqp_port, shop, counted=False) == expected
+    assert expected == {key: owner(QUEUES, key) for key in KEYS}
 
 
 def test_the_permission_that_shadow_does_not_need(shop: VirtualHost, broker: Broker) -> None:
