@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.protocol import PublisherProtocol
 from proxy.routing.routes import RouteTable
+from proxy.settings.missing_right import MissingRight
 
 FORGET_AFTER = 30.0
 """Seconds without a publish after which connections that cannot be made, or are another user's, are given up."""
@@ -203,6 +204,11 @@ class Publisher:
         """Return the reasons for which the broker does not permit publishes to some exchanges of a virtual host."""
         group = self._groups.get((vhost, None))
         return sorted({why for protocol in group.protocols for why in protocol.refused}) if group else []
+
+    def lacking(self) -> dict[MissingRight, bool]:
+        """Return the rights for want of which publishes are refused, each with whether a guest lacks it."""
+        groups = list(self._groups.values())
+        return {right: group.guest for group in groups for protocol in group.protocols for right in protocol.lacking}
 
     def cluster(self, vhost: str) -> tuple[str | None, float]:
         """Return the name of the cluster that a virtual host's connection last reached, and when the broker gave it.

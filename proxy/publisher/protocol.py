@@ -13,6 +13,7 @@ from proxy.process.identity import of_sidecar
 from proxy.publisher import handshake
 from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
 from proxy.publisher.packing import Publish
+from proxy.settings.missing_right import MissingRight, missing_right
 from proxy.settings.rights import to_lanes
 from proxy.wire.arguments import Arguments, broker_in
 from proxy.wire.content import ring_id_in
@@ -108,6 +109,8 @@ class PublisherProtocol:
         """Publishes without a result, be they packed or not."""
         self.refusals: dict[bytes, str] = {}
         """By exchange, the missing permission for which the broker last closed its channel."""
+        self._lacking: dict[bytes, MissingRight] = {}
+        """The missing permissions of `refusals`, where the broker's text names them whole."""
         self.news: list[str] = []
         """Lines for the log, which the caller takes out."""
         self._waiting: dict[bytes, list[Publish]] = {}
@@ -371,6 +374,8 @@ class PublisherProtocol:
         if code != ACCESS_REFUSED or "internal exchange" in words:
             return words
         name = exchange.decode(errors="replace")
+        if lacking := missing_right(words):
+            self._lacking[exchange] = lacking
         wanted = f"exchange {name!r}" if exchange else "amq.default"
         why = "" if exchange else ": publishes go straight to the queues"
         if lanes := to_lanes(name):
@@ -386,8 +391,17 @@ class PublisherProtocol:
     @property
     def refused(self) -> list[str]:
         """Why publishes to some exchanges are not permitted; an exchange confirmed since then is left out."""
-        alive = {exchange for exchange, channel in self.channels.items() if channel.low}
-        return list(dict.fromkeys(why for exchange, why in self.refusals.items() if exchange not in alive))
+        return list(dict.fromkeys(why for exchange, why in self.refusals.items() if not self._is_alive(exchange)))
+
+    @property
+    def lacking(self) -> list[MissingRight]:
+        """The same as rights, as far as the broker's texts name them."""
+        return list(dict.fromkeys(right for exchange, right in self._lacking.items() if not self._is_alive(exchange)))
+
+    def _is_alive(self, exchange: bytes) -> bool:
+        """Return whether a publish to an exchange has been confirmed on the channel that is open for it."""
+        channel = self.channels.get(exchange)
+        return channel is not None and channel.low > 0
 
     def _on_channel_close_ok(self, number: int, _: Arguments) -> None:
         self._closing.discard(number)

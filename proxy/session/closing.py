@@ -6,11 +6,12 @@ After this proxy's own Close only Close and Close-Ok count, in either direction.
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import Missing, NoQueue, Refused, Stale
+from proxy.session.events import Lacks, Missing, NoQueue, Refused, Stale
 from proxy.session.publishing.channel_reopening import may_reopen, reopen, reopened, rest_of_content
 from proxy.session.reads import frames
 from proxy.session.state import EXPECT_METHOD, ChannelState, Phase
 from proxy.settings.hints import TO_CONSUME_FROM_A_RING, TO_PUBLISH_TO_A_RING
+from proxy.settings.missing_right import missing_right
 from proxy.settings.rights import to_lanes
 from proxy.topology.bindings import RING_TYPES
 from proxy.wire.arguments import Arguments
@@ -339,6 +340,8 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
         return _no_queue(c, channel, text, blamed)
     if code != ACCESS_REFUSED or not refused:
         return None
+    if lacking := missing_right(text.decode(errors="replace")):
+        c.events.append(Lacks(lacking))
     # A user without the right on one lane of a ring mostly lacks it on all: the hint names them all at once.
     wanted = to_lanes(refused[0].decode(errors="replace")).encode() or refused[0]
     return _with_hint(c, channel, code, text, TO_PUBLISH_TO_A_RING + wanted, blamed)

@@ -5,6 +5,7 @@
 from typing import NamedTuple
 
 from proxy.session.channel import Channel
+from proxy.settings.missing_right import MissingRight
 from proxy.topology.declarations import Declaration
 from proxy.topology.table import Name
 from ring.destination import Destination
@@ -33,6 +34,12 @@ class Refused(NamedTuple):
     """The channel that the broker has yet to close; None if there is none."""
 
 
+class Lacks(NamedTuple):
+    """The client's user lacks a right that it needs on account of this proxy; it is also Refused."""
+
+    right: MissingRight
+
+
 class Missing(NamedTuple):
     """The broker has refused a publish of this proxy's because an exchange that rings lead to does not exist."""
 
@@ -55,4 +62,4 @@ class Reopened(NamedTuple):
     """How many publishes had no answer yet; their client gets nacks."""
 
 
-Event = Declared | Stale | Refused | Missing | NoQueue | Reopened
+Event = Declared | Stale | Refused | Lacks | Missing | NoQueue | Reopened

@@ -13,7 +13,7 @@ from proxy.session.attendant import Attendant
 from proxy.session.connection import Connection
 from proxy.session.direction import Direction
 from proxy.session.end import SHUTTING_DOWN, End
-from proxy.session.events import Declared, Missing, NoQueue, Refused, Reopened
+from proxy.session.events import Declared, Lacks, Missing, NoQueue, Refused, Reopened
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
 from proxy.session.shared import Shared
@@ -324,6 +324,8 @@ class Session:
                 self._shared.want(c.vhost, event)
             elif isinstance(event, Reopened):
                 self._shared.tell_reopened(c.vhost, self.client.peer, event)
+            elif isinstance(event, Lacks):
+                self._shared.note_lacking(event.right)
             elif isinstance(event, Refused):
                 self._shared.refusals[event.code] += 1
                 if event.channel is not None:

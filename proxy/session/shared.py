@@ -17,6 +17,7 @@ from proxy.session.connection import Connection
 from proxy.session.events import NoQueue, Reopened, Stale
 from proxy.session.publishing.publish import held_publish
 from proxy.session.sockets import PeerSocket
+from proxy.settings.missing_right import MissingRight
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.readings import Readings
 from proxy.topology.table import Name, Unread
@@ -29,6 +30,9 @@ TELL_EVERY = 1.0
 
 MOST_NAMED = 1_000
 """The most names of missing queues that are remembered."""
+
+MOST_LACKING = 20
+"""The most missing rights that are remembered."""
 
 MEANT_EVERY = 60.0
 """Seconds in which an exchange that a client may have meant by a missing queue's name is read once at most."""
@@ -68,6 +72,8 @@ class Shared:
     broker_frames: int = 0
     refusals: Counter[int] = field(default_factory=Counter)
     """How often this proxy has closed a connection or a channel, by reply code."""
+    lacking: dict[MissingRight, float] = field(default_factory=dict)
+    """The last rights that clients lacked, each with the monotonic time of its last refusal; the oldest first."""
     under_way: set[tuple[Name, Destination | None]] = field(default_factory=set)
     without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
     """By virtual host and user: the monotonic time before which no session opens a channel to publish on again.
@@ -101,6 +107,13 @@ class Shared:
             event.text,
             f" (so were {others} other channels since the last such line)" if others else "",
         )
+
+    def note_lacking(self, right: MissingRight) -> None:
+        """Remember that a client was refused for want of a right."""
+        self.lacking.pop(right, None)
+        if len(self.lacking) >= MOST_LACKING:
+            del self.lacking[next(iter(self.lacking))]
+        self.lacking[right] = time.monotonic()
 
     def want(self, vhost: str, event: NoQueue) -> None:
         """Have an exchange read that a client may have meant by a queue's name, so that the next try can be told.

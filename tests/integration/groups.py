@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pamqp.commands import Basic, Queue
+from pamqp.commands import Basic, Channel, Queue
 
 from tests.integration.broker_api import VirtualHost
 from tests.integration.wire_client import Client, Wire
@@ -80,6 +80,14 @@ def consume(
         wire.ask(channel, Basic.Qos(0, prefetch), Basic.QosOk)
     request = Basic.Consume(0, exchange, tag, no_ack=no_ack)
     assert wire.ask(channel, request, Basic.ConsumeOk).consumer_tag == tag
+
+
+def refused(wire: Wire, channel: int, code: int) -> str:
+    """Return the reply text with which a channel is closed."""
+    closed = wire.expect(channel, Channel.Close)
+    wire.tell(channel, Channel.CloseOk())
+    assert closed.reply_code == code
+    return closed.reply_text
 
 
 def publish(client: Client, port: int, vhost: VirtualHost, messages: Iterable[tuple[str, str, bytes]]) -> None:

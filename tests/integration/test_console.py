@@ -4,6 +4,7 @@ import asyncio
 import os
 import pty
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,14 +17,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from pamqp.commands import Basic, Channel
+from pamqp.commands import Basic
 
 from proxy.http.admin.console.streams import MOST_STREAMS
 from testbed.axe import axe_script
 from testbed.browser import Tab, opened, running_browser
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, USER, Login, StartSidecar
-from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, sharded
+from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, refused, sharded
 from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import COMMAND, Sidecar
 from tests.integration.wire_client import Client
@@ -259,23 +260,48 @@ async def test_a_settings_file_that_changes(start_sidecar: StartSidecar, tmp_pat
         await says(tab, "max_sessions = 8\n")
 
 
-async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, browser: int) -> None:
+async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, browser: int) -> None:
+    """Of clients over AMQP, of the members of a group and of the sidecar's own user, whatever names they have."""
     sharded(vhost)
-    who = Client("poor", "pw-poor")
+    who = Client(HOSTILE, "pw-poor")
     vhost.api.ask("PUT", "users", who.user, body={"password": who.password, "tags": ""})
     try:
-        vhost.permit(who.user, "", "^orders$", "^orders(\\.[01])?$")
+        vhost.permit(USER, configure=r"^orders\.group", write=r"^orders\.group", read=r"^orders\.group")
+        vhost.permit(who.user, "", "^orders$", "")
         sidecar = start_sidecar(groups="orders")
-        with who.session(sidecar.amqp_port, vhost.name) as wire, client.session(sidecar.amqp_port, vhost.name) as rich:
-            rich.channel(1, confirm=False)
-            consume(rich, 1)
+        with who.session(sidecar.amqp_port, vhost.name) as wire:
             wire.channel(1)
             wire.publish(1, "orders", "key", b"")
-            closed = wire.expect(1, Channel.Close)
-            assert closed.reply_code == 403
-            wire.tell(1, Channel.CloseOk())
+            refused(wire, 1, 403)
+            wire.channel(2, confirm=False)
+            consume(wire, 2)
+            refused(wire, 2, 403)
+            vhost.permit(who.user, "", "^orders$", r"^orders(\.[01])?$")
+            wire.channel(3, confirm=False)
+            consume(wire, 3)
+            sidecar.publish("orders", "key", vhost=vhost.name).problem(403, "forbidden", "invalid", retryable=False)
             async with page(browser, sidecar) as tab:
-                await found(tab, "A user over AMQP lacks a right", "a-permission-is-missing")
+                to = f"-p {shlex.quote(vhost.name)} {shlex.quote(who.user)} CONFIGURE WRITE READ."
+                told = await says(
+                    tab,
+                    f"User '{who.user}' lacks write on exchange 'amq.default'",
+                    rf"Grant write on ^amq\.default$: rabbitmqctl set_permissions {to}",
+                    f"User '{who.user}' lacks read on group 'orders'",
+                    r"Grant read on the exchange's name and its shards, ^orders(\.[0-9]+)?$: ",
+                    "The broker refuses consumers of orders",
+                    r"Grant read on ^orders(\.[0-9]+)?$: ",
+                    f"The sidecar's user '{USER}' lacks write on exchange 'amq.default'",
+                )
+                assert not [secret for secret in (*SECRETS, who.password) if secret in told]
+                assert await tab.value("document.querySelectorAll('main img').length") == 0
+                for width, dark in ((1280, False), (400, True)):
+                    await tab.look_like(width, dark=dark)
+                    assert await tab.value("document.documentElement.scrollWidth <= innerWidth") is True
+                    await shoot(tab, f"rights-{width}")
+                await found(tab, "lacks write on exchange 'amq.default'", "a-permission-is-missing")
+            command = [COMMAND, "top", "--sidecar", sidecar.admin_url]
+            shown = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+            assert f"User '{who.user}' lacks read on group 'orders'" in shown.stdout.decode()
     finally:
         vhost.api.ask("DELETE", "users", who.user)
 

@@ -4,15 +4,15 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from pamqp.commands import Basic, Channel, Queue
+from pamqp.commands import Basic, Queue
 
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
-from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, sharded
+from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, refused, sharded
 from tests.integration.test_groups_trust import group
 from tests.integration.topology import Topology
-from tests.integration.wire_client import Client, Wire, port_of
+from tests.integration.wire_client import Client, port_of
 
 pytestmark = pytest.mark.versions
 
@@ -28,13 +28,6 @@ def billing(vhost: VirtualHost) -> Iterator[Client]:
     vhost.permit(WHO.user, "", "", "")
     yield WHO
     vhost.api.ask("DELETE", "users", WHO.user)
-
-
-def refused(wire: Wire, channel: int, code: int) -> str:
-    closed = wire.expect(channel, Channel.Close)
-    wire.tell(channel, Channel.CloseOk())
-    assert closed.reply_code == code
-    return closed.reply_text
 
 
 def test_the_rights_that_a_plan_prints_let_a_program_consume_by_group(

@@ -20,8 +20,10 @@ from proxy.groups.model import Member
 from proxy.session import closing
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
+from proxy.session.events import Lacks
 from proxy.session.publishing import requests
 from proxy.session.state import ChannelState
+from proxy.settings.missing_right import missing_right
 from proxy.settings.rights import to_shards
 from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
@@ -255,10 +257,12 @@ def _decide(g: Consuming, hidden: HiddenChannel, question: Question, *, is_group
 
 
 def not_permitted(g: Consuming, group: str, text: str) -> str:
-    """Return the reply text for a client whose user lacks a right for a group; `text` is the broker's own.
+    """Return the reply text for a client whose user lacks a right for a group, and note the right as the event Lacks.
 
-    The broker's names a right of which the client knows nothing: `configure`, where this proxy has asked whether there
-    is a queue with the group's name, or `read` on one of the shards.
+    `text` is the broker's own.
+
+    It names a right of which the client knows nothing: `configure`, where this proxy has asked whether there is a queue
+    with the group's name, or `read` on one of the shards.
     """
     _, of, user = text.rpartition(" refused for user ")
     whose = f"user {user}" if of else "the user"
@@ -271,6 +275,9 @@ def not_permitted(g: Consuming, group: str, text: str) -> str:
     needed = to_shards(group, shards)
     if len(needed) > _LONGEST_PATTERN:
         needed = f"such as '{shards[0]}'"  # nobody could use a pattern that is cut short
+    if lacking := missing_right(text):
+        wanted = f"the exchange's name and its shards, {needed}"
+        g.c.events.append(Lacks(lacking._replace(right="read", resource=f"group {group!r}", wanted=wanted)))
     return (
         f"ACCESS_REFUSED - group '{group}' refused for {whose}: "
         f"grant read on the exchange's name and on its shards, {needed}"

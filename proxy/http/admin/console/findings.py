@@ -13,6 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.http.admin.console.overview import ExchangeState, GroupState, Overview
+from proxy.settings.missing_right import MissingRight, missing_right
+from proxy.settings.rights import to_group, to_shards
 from proxy.topology.names import some
 
 ALERT_AFTER: Final = {"unacked": 300.0, "moving": 600.0, "retried": 900.0}
@@ -29,6 +31,9 @@ FEW_PUBLISHES: Final = 5
 
 MOST: Final = 100
 """The most findings that are shown."""
+
+MOST_RIGHTS: Final = 10
+"""The most missing rights of clients, and of this sidecar's own, that are shown."""
 
 FAILED: Final = ("nacked", "unroutable", "unavailable", "rejected")
 """The outcomes of publishes whose publishers were told that they failed."""
@@ -77,9 +82,7 @@ def findings(overview: Overview) -> list[Finding]:
 def _of_sidecar(o: Overview) -> Iterator[Finding]:
     yield from _of_broker(o)
     yield from _of_management(o)
-    if o.refused_403:
-        text = f"In 10 minutes {many(o.refused_403, 'channel')} closed with 403. The log names the user."
-        yield Finding(Severity.WARNING, "A user over AMQP lacks a right", text, "a-permission-is-missing")
+    yield from _of_rights(o)
     failed = sum(o.nowhere.get(outcome, 0) for outcome in (*FAILED, "invalid"))
     if failed >= FEW_PUBLISHES and not o.succeeded:
         text = "In 10 minutes none succeeded: publishers name exchanges that do not exist, or have no rights."
@@ -101,10 +104,25 @@ def _of_broker(o: Overview) -> Iterator[Finding]:
         yield Finding(critical, f"No connection to the broker in {vhost!r}", why, "broker-disconnected")
     for vhost, why in o.blocked.items():
         yield Finding(critical, f"The broker takes no publishes in {vhost!r}", why, "broker-blocked")
-    if why := o.checks.get("broker's permissions", ""):
-        yield Finding(critical, "The sidecar's user lacks a right", why, "a-permission-is-missing")
     if why := o.checks.get("one cluster", ""):
         yield Finding(critical, "Broker and management API belong to different clusters", why, "lost-management-api")
+
+
+def _of_rights(o: Overview) -> Iterator[Finding]:
+    """Yield which rights this sidecar's own user and its clients' users lack."""
+    section = "a-permission-is-missing"
+    for severity, whose, rights in (
+        (Severity.CRITICAL, "The sidecar's user", o.own_rights),
+        (Severity.WARNING, "User", o.rights),
+    ):
+        for each in rights[:MOST_RIGHTS]:
+            title = f"{whose} {each.user!r} lacks {each.right} on {each.resource}"
+            yield Finding(severity, title, f"In virtual host {each.vhost!r}. {each.remedy}", section)
+    if not o.own_rights and (why := o.checks.get("broker's permissions", "")):
+        yield Finding(Severity.CRITICAL, "The sidecar's user lacks a right", why, section)
+    if not o.rights and o.refused_403:
+        text = f"In 10 minutes {many(o.refused_403, 'channel')} closed with 403. The log names the user."
+        yield Finding(Severity.WARNING, "A user over AMQP lacks a right", text, section)
 
 
 def _of_management(o: Overview) -> Iterator[Finding]:
@@ -179,6 +197,7 @@ def _consumers(g: GroupState) -> Iterator[Found]:
         who, shard, why = g.refused[0]
         more = f" And {g.refused_count - 1} more." if g.refused_count > 1 else ""
         told = f"{who} has no consumer on {shard}: {why}{'' if why.endswith('.') else '.'}{more}"
+        told += _grant(missing_right(why), to_shards(g.exchange, [shard]))
         yield Severity.WARNING, f"The broker refuses consumers of {g.exchange}", told, "consumer-refused"
     if g.worst > POISON:
         told = f"It has come again {many(g.worst, 'time')}, of the shard {g.worst_shard}."
@@ -234,7 +253,8 @@ def _keys(g: GroupState) -> Iterator[Found]:
 def _balance(g: GroupState) -> Iterator[Found]:
     """Yield that shards are not where they should be, or may not be in order there."""
     if g.membership:
-        yield Severity.WARNING, f"The group {g.exchange} is not balanced", g.membership, "group-disconnected"
+        told = g.membership + _grant(missing_right(g.membership), f"^{to_group(g.exchange)}$")
+        yield Severity.WARNING, f"The group {g.exchange} is not balanced", told, "group-disconnected"
     if g.moving and g.moving_seconds > NOTED_AFTER:
         severity = Severity.WARNING if g.moving_seconds > ALERT_AFTER["moving"] and g.exact else Severity.NOTE
         told = f"{many(g.moving, 'shard')}, the first for {g.moving_seconds:.0f} s: {g.moving_why}."
@@ -244,6 +264,11 @@ def _balance(g: GroupState) -> Iterator[Found]:
     if g.paused:
         told = f"An operator wants nobody to consume {many(g.paused, 'shard')}."
         yield Severity.NOTE, f"Shards of {g.exchange} are paused", told, "group-unbalanced"
+
+
+def _grant(right: MissingRight | None, wanted: str) -> str:
+    """Return what grants a right on all names that match `wanted`, as a sentence to append; empty without a right."""
+    return f" {right._replace(wanted=wanted).remedy}" if right is not None else ""
 
 
 def many(number: int, what: str) -> str:

@@ -17,6 +17,9 @@ STEP: Final = 15.0
 STEPS: Final = 40
 """The most steps that are kept: ten minutes."""
 
+KEPT: Final = STEPS * STEP
+"""Seconds for which the steps reach back."""
+
 MOST_COUNTED: Final = 400
 """The most counts of one step, those that have grown most."""
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from proxy.settings.missing_right import MissingRight
+
 Late = dict[tuple[str, str, str], dict[str, int]]
 """By kind, virtual host and exchange or group, the growth of each count within the last ten minutes."""
 
@@ -105,6 +107,10 @@ class Overview(Struct, kw_only=True):
     """Why the management API does not answer; empty if it does."""
     faults: Sequence[Fault]
     absent: Sequence[tuple[str, str]]
+    own_rights: Sequence[MissingRight]
+    """The rights for want of which this sidecar's own publishes are refused."""
+    rights: Sequence[MissingRight]
+    """The rights for want of which clients were refused in the last ten minutes, the newest first."""
     refused_403: int
     """Channels and connections that were closed with 403 in the last ten minutes."""
     nowhere: Mapping[str, int]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from proxy.http.admin.console.findings import MOST, SUCCEEDED, findings
-from proxy.http.admin.console.history import Counted, History, Look, Totals, quantile
+from proxy.http.admin.console.history import KEPT, Counted, History, Look, Totals, quantile
 from proxy.http.admin.console.overview import ExchangeState, Fault, GroupState, Late, Overview
 from proxy.http.admin.readiness import Readiness
 from proxy.http.admin.rings import shown
@@ -134,6 +134,9 @@ class Snapshots:
         unreachable = parts.reader.identity.unreachable
         ends = {setting: (at - time.time()) / _DAY for setting, at in parts.files.certificate_ends().items()}
         stale = set(parts.readiness.stale())
+        lacking = publisher.lacking()
+        since = time.monotonic() - KEPT
+        clients = [right for right, at in parts.listener.shared.lacking.items() if at >= since]
         return Overview(
             at=time.time(),
             checks=parts.readiness.checks(),
@@ -142,6 +145,8 @@ class Snapshots:
             management="" if parts.reader.identity.asked_until < 0 else unreachable,
             faults=[Fault(*name, why) for name, why in sorted(faults.items())],
             absent=[name for name, is_absent in parts.scheduler.missing().items() if is_absent],
+            own_rights=[right for right, of_guest in lacking.items() if not of_guest],
+            rights=[*reversed(clients), *(right for right, of_guest in lacking.items() if of_guest)],
             refused_403=look.late["refused", "", "", "403"],
             nowhere=late.get(("publish", *NOWHERE), {}),
             succeeded=sum(n for key, n in look.late.items() if key[0] == "publish" and key[3] in SUCCEEDED),

@@ -13,6 +13,7 @@ from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import ConnectionGroup, LoginRefused, Publisher, TooManyGuests, Unavailable
 from proxy.routing.counters import Counters
+from proxy.settings.missing_right import MissingRight
 from proxy.settings.parse import Address
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_broker import START, FakeBroker, free_address, listening
@@ -126,10 +127,12 @@ async def test_what_the_broker_refuses_is_told_without_repetition() -> None:
             publish(connection, results, b"e", index)
         await broker.until(lambda: all(visit.bodies for visit in broker.visits))
         for visit in broker.visits:
-            visit.say(close_channel(1, 403, b"ACCESS_REFUSED - no"))
+            why = b"ACCESS_REFUSED - write access to exchange 'e' in vhost 'v' refused for user 'u'"
+            visit.say(close_channel(1, 403, why))
         await eventually(lambda: len(results.verdicts) == 2)
         (refusal,) = publisher.refusals("v")
         assert "exchange 'e'" in refusal
+        assert publisher.lacking() == {MissingRight("v", "u", "write", "exchange 'e'", "^e$"): False}
 
 
 # Waiting.

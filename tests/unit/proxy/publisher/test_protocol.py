@@ -572,9 +572,24 @@ def test_a_missing_permission_on_lanes_is_one_line_with_the_pattern_of_all() -> 
     for number in range(1, 9):
         lane = b"or.ders.lane.%d" % number
         w.publish(lane)
-        w.fed(close_channel(number, 403, b"ACCESS_REFUSED - write access to exchange '%s' refused" % lane))
+        w.fed(close_channel(1, 403, b"ACCESS_REFUSED - write access to exchange '%s' refused" % lane))
     told = "the broker's user needs write permission on the lanes of an exchange, ^or\\.ders(\\.lane\\..*)?$"
     assert w.client.news == w.client.refused == [told]
+
+
+def test_missing_rights_name_the_user_until_a_publish_there_is_confirmed() -> None:
+    w = Wire()
+    for name in (b"", b"e", b"o.lane.1", b"o.lane.2"):
+        w.publish(name)
+        where = name or b"amq.default"
+        text = b"ACCESS_REFUSED - write access to exchange '%s' in vhost 'v' refused for user 'u'" % where
+        w.fed(close_channel(1, 403, text))
+    default, own, lanes = w.client.lacking
+    assert [right.wanted for right in (default, own, lanes)] == [r"^amq\.default$", "^e$", r"^o(\.lane\..*)?$"]
+    assert {(right.vhost, right.user, right.right) for right in (default, own, lanes)} == {("v", "u", "write")}
+    w.publish(b"e")
+    w.fed(ack(1, 1))
+    assert w.client.lacking == [default, lanes]
 
 
 def test_an_internal_exchange_is_no_missing_permission() -> None:

@@ -7,8 +7,9 @@ from pamqp import commands
 
 from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import Wait
-from proxy.session.events import Missing, NoQueue, Refused, Stale
+from proxy.session.events import Lacks, Missing, NoQueue, Refused, Stale
 from proxy.session.state import ChannelState, Phase
+from proxy.settings.missing_right import MissingRight
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session.wire import (
     CONNECTION_CLOSE_OK,
@@ -283,9 +284,18 @@ def test_a_403_that_a_rewrite_caused_says_what_is_missing(name: bytes) -> None:
     assert (code_of(close), close.payload[-4:]) == (403, b"\0\x3c\0\x28")
     assert text_of(close).startswith(text.decode())
     assert text_of(close).endswith("grant write on amq.default")
-    (event,) = w.c.events
+    *lacks, event = w.c.events
     assert isinstance(event, Refused)
     assert event.code == 403
+    assert lacks == [Lacks(MissingRight("/", "u", "write", "exchange 'amq.default'", r"^amq\.default$"))]
+
+
+def test_a_name_that_fills_the_reply_text_still_tells_the_user() -> None:
+    name = "y" * 150
+    w = published_to({"x": ring(exchange(name)), name: known(None, PassReason.TYPE)})
+    (close,) = split(w.broker(close_channel(1, 403, FOUR_THREE % name.encode())))
+    assert "for user" not in text_of(close)
+    assert w.c.events[0] == Lacks(MissingRight("/", "u", "write", f"exchange {name!r}", f"^{name}$"))
 
 
 def test_a_403_of_an_exchange_behind_a_ring_names_it() -> None:

@@ -6,8 +6,19 @@ import pytest
 
 from proxy.session import shared
 from proxy.session.events import NoQueue
-from proxy.session.shared import MEANT_EVERY, MOST_NAMED, Shared
+from proxy.session.shared import MEANT_EVERY, MOST_LACKING, MOST_NAMED, Shared
+from proxy.settings.missing_right import MissingRight
 from proxy.topology.readings import Readings
+
+
+def test_the_last_missing_rights_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "time", Mock(monotonic=Mock(side_effect=range(100))))
+    of_all = Shared(Mock(), Readings(Mock(), Mock(), 5.0), Mock(), frozenset(), Mock(), 10.0)
+    rights = [MissingRight("/", f"user {n}", "write", "exchange 'x'", "^x$") for n in range(MOST_LACKING + 1)]
+    for right in (*rights[:MOST_LACKING], rights[0], rights[-1]):
+        of_all.note_lacking(right)
+    assert list(of_all.lacking) == [*rights[2:MOST_LACKING], rights[0], rights[-1]]
+    assert of_all.lacking[rights[0]] == MOST_LACKING
 
 
 def test_what_a_missing_queues_name_may_mean_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from proxy.groups.consuming.interceptor import GroupInterceptor
 from proxy.session import client_loop
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
-from proxy.session.events import Refused
+from proxy.session.events import Lacks, Refused
 from proxy.session.state import ChannelState
+from proxy.settings.missing_right import MissingRight
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, consume, deliver, is_close
 from tests.unit.proxy.session.wire import (
     Wire,
@@ -407,3 +408,13 @@ def test_a_missing_right_on_many_shards_names_one_of_them_and_no_pattern_that_is
     denied = "ACCESS_REFUSED - read access to queue 'shard of region 3' in vhost '/' refused for user 'u'"
     told = group_name.not_permitted(consuming, "x", denied)
     assert told.endswith("user 'u': grant read on the exchange's name and on its shards, such as 'shard of region 0'")
+    wanted = "the exchange's name and its shards, such as 'shard of region 0'"
+    assert c.events == [Lacks(MissingRight("/", "u", "read", "group 'x'", wanted))]
+
+
+def test_a_missing_configure_on_the_name_of_a_group_is_told_as_a_missing_read() -> None:
+    c = Wire({"x": known(ring(queue("x.1"), queue("x.2")))}).c
+    denied = "ACCESS_REFUSED - configure access to queue 'x' in vhost '/' refused for user 'u'"
+    group_name.not_permitted(GroupInterceptor(c, lambda vhost, name: True), "x", denied)
+    wanted = r"the exchange's name and its shards, ^x(\.[0-9]+)?$"
+    assert c.events == [Lacks(MissingRight("/", "u", "read", "group 'x'", wanted))]

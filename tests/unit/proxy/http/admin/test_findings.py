@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.http.admin.console.findings import NOTED_AFTER, Finding, Severity, findings
+from proxy.http.admin.console.findings import MOST_RIGHTS, NOTED_AFTER, Finding, Severity, findings
 from proxy.http.admin.console.overview import ExchangeState, Fault, GroupState, Overview
+from proxy.settings.missing_right import MissingRight
 
 ROOT = Path(__file__).parents[5]
 RUNBOOK = (ROOT / "docs/how-to/troubleshoot.md").read_text()
@@ -92,6 +93,8 @@ def overview(**changes: Any) -> Overview:
         "management": "",
         "faults": [],
         "absent": [],
+        "own_rights": [],
+        "rights": [],
         "refused_403": 0,
         "nowhere": {},
         "succeeded": 1000,
@@ -112,6 +115,12 @@ def of_group(**changes: Any) -> Overview:
     return overview(groups=[group(**changes)])
 
 
+def right(user: str, resource: str = "exchange 'amq.default'") -> MissingRight:
+    return MissingRight("shop", user, "write", resource, r"^amq\.default$")
+
+
+DENIED = "ACCESS_REFUSED - {} access to {} '{}' in vhost 'shop' refused for user 'anna'"
+
 CRITICAL, WARNING, NOTE = Severity
 
 CASES: list[tuple[Overview, Severity, str, str]] = [
@@ -125,6 +134,30 @@ CASES: list[tuple[Overview, Severity, str, str]] = [
     (overview(checks={"rings read": "not read yet: 'x'"}), WARNING, "lost-management-api", "not read yet: 'x'"),
     (overview(absent=[("/", "ordesr")]), WARNING, "named-exchange-absent", "'ordesr' in '/'"),
     (overview(refused_403=1), WARNING, "a-permission-is-missing", "1 channel closed"),
+    (
+        overview(own_rights=[right("ringproxy")], checks={"broker's permissions": "no"}),
+        *(CRITICAL, "a-permission-is-missing", "set_permissions -p shop ringproxy CONFIGURE WRITE READ"),
+    ),
+    (
+        overview(rights=[right("anna")], refused_403=7),
+        *(
+            WARNING,
+            "a-permission-is-missing",
+            r"Grant write on ^amq\.default$: rabbitmqctl set_permissions -p shop ",
+        ),
+    ),
+    (
+        of_group(refused=[("c1", "orders.1", f"403 {DENIED.format('read', 'queue', 'orders.1')}")], refused_count=1),
+        *(WARNING, "consumer-refused", r"Grant read on ^orders(\.[0-9]+)?$: rabbitmqctl set_permissions -p shop anna"),
+    ),
+    (
+        of_group(membership=DENIED.format("configure", "exchange", "orders.group")),
+        *(
+            WARNING,
+            "group-disconnected",
+            r"Grant configure on ^orders\.group(\..*)?$: rabbitmqctl",
+        ),
+    ),
     (overview(nowhere={"invalid": 5}, succeeded=0), CRITICAL, "all-publishes-fail", "none succeeded"),
     (overview(journal="no space"), WARNING, "journal-loses-records", "no space"),
     (overview(reloads={"tokens_file": "no TOML"}), WARNING, "a-reload-failed", "no TOML"),
@@ -219,6 +252,16 @@ def test_the_sections_are_those_of_the_alerts() -> None:
 )
 def test_what_is_as_it_should_be_is_no_finding(of: Overview) -> None:
     assert findings(of) == []
+
+
+def test_a_missing_right_names_user_and_right_and_many_are_bounded() -> None:
+    found = findings(overview(rights=[right("anna"), right("<b>bob</b>", "group 'orders'")], refused_403=9))
+    assert [each.title for each in found] == [
+        "User 'anna' lacks write on exchange 'amq.default'",
+        "User '<b>bob</b>' lacks write on group 'orders'",
+    ]
+    many = [right(f"user {n}") for n in range(100)]
+    assert len(findings(overview(rights=many, own_rights=many))) == 2 * MOST_RIGHTS
 
 
 def test_the_worst_stands_first_and_the_sidecar_before_the_rest() -> None:

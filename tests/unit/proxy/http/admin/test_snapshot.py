@@ -1,6 +1,7 @@
 """Snapshots: what they hold of a sidecar, within limits however many exchanges and queues there are, and any names."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.http.admin.console import snapshot as snapshot_module
+from proxy.http.admin.console.history import KEPT
 from proxy.http.admin.console.snapshot import FEW, MOST_SHOWN, Parts, Snapshots, View
 from proxy.http.admin.readiness import Readiness
 from proxy.journal.journaling import Journaling
@@ -20,6 +22,7 @@ from proxy.routing.routes import RouteTables
 from proxy.session.listener import Listener
 from proxy.session.shared import Shared
 from proxy.settings.files import Files
+from proxy.settings.missing_right import MissingRight
 from proxy.settings.patterns import Mode, Selection
 from proxy.settings.reload import SettingsInForce
 from proxy.settings.sources import Sources
@@ -86,6 +89,16 @@ async def test_a_sidecar_without_anything_has_a_snapshot(parts: Parts) -> None:
     assert overview["findings"]["of"] == 0
     assert not overview["ready"]
     assert (overview["rates"], overview["steps"], overview["sessions"]) == ({}, [], 0)
+
+
+async def test_missing_rights_of_the_last_ten_minutes_are_found(parts: Parts) -> None:
+    rights = [MissingRight("/", user, "write", "exchange 'x'", "^x$") for user in ("anna", "bob", "carl")]
+    parts.listener.shared.lacking[rights[0]] = time.monotonic() - KEPT - 1
+    for right in rights[1:]:
+        parts.listener.shared.note_lacking(right)
+    found = (await made(parts))["overview"]["findings"]["shown"]
+    titles = [each["title"] for each in found]
+    assert titles == ["User 'carl' lacks write on exchange 'x'", "User 'bob' lacks write on exchange 'x'"]
 
 
 async def test_of_many_exchanges_those_stay_that_are_wrong_or_busy(parts: Parts) -> None:
