@@ -148,6 +148,11 @@ def _group(g: Mapping[str, Any]) -> Iterator[Line]:
         f"{_figure(lag['ready'])} wait, {_figure(lag['unacked'])} at work, {_rate(lag['publish_rate'])} in, "
         f"{_rate(lag['consume_rate'])} out, empty in {_empty(lag)}"
     )
+    history = g["lag_history"]
+    waited = [each for each in history["ready"] if each is not None] if history is not None else []
+    if len(waited) > 1:
+        past = seconds(history["until"] - history["since"])
+        yield Line(f"in the last {past} {min(waited):.0f} to {max(waited):.0f} waited")
     yield from (Line(f"not exact: {reason}", "warn") for reason in g["reasons"])
     if g["membership"]:
         yield Line(f"not balanced: {g['membership']}", "warn")

@@ -35,6 +35,8 @@ SHOTS = os.environ.get("CONSOLE_SHOTS")
 WITHIN = 60.0
 """Seconds in which the page must show something on a busy machine; half of the two minutes that a person has."""
 
+LAG_CHARTS = "document.querySelectorAll('.charts svg[role=img]')"
+
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -189,6 +191,8 @@ async def test_an_exchange_and_a_group_at_work(
 
             await go(tab, place("group", vhost))
             await says(tab, "Members and shards", "What has changed of late", "joined", *SHARDS)
+            await until(tab, f"/Messages: wait [0-9]+, at work [0-9]+/.test({LAG_CHARTS}[0]?.ariaLabel)")
+            assert await tab.value(f"{LAG_CHARTS}.length") == 3
             assert await tab.value("document.querySelectorAll('.members > li').length") == 2
             await until(tab, "document.querySelectorAll('.members .cells li').length === 3")
             for width, dark, name in ((1280, False, "group"), (400, False, "group-400"), (1280, True, "group-dark")):

@@ -91,7 +91,7 @@ class Console:
         while True:
             await asyncio.sleep(STEP)
             try:
-                self._snapshots.history.end_step()
+                await self._snapshots.end_step()
             except Exception:
                 log.exception("unexpected error while the console's history was kept")
 

@@ -1,13 +1,15 @@
 """The states of the consumer groups that have members at this sidecar, for the console."""
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from proxy.groups.groups import Groups
-from proxy.groups.lag import total
+from proxy.groups.lag import Lag, total
 from proxy.groups.report import keys_report, longest_move, not_balanced, report
 from proxy.groups.running import RunningGroup
+from proxy.http.admin.console.lag_history import LagHistory
 from proxy.http.admin.console.overview import GroupState, Late
 from proxy.topology.table import Name
 
@@ -26,10 +28,20 @@ class GroupStates:
         self._groups, self._few, self._most = groups, few, most
         self._keys: dict[Name, tuple[float, list[dict[str, Any]]]] = {}
         """By group, when its keys were last looked at, in monotonic seconds, and those that wait."""
+        self._lags = LagHistory()
 
     def keep(self, names: Collection[Name]) -> None:
         """Forget the keys of all groups but these."""
         self._keys = {name: kept for name, kept in self._keys.items() if name in names}
+
+    async def sample(self) -> None:
+        """Add the lag of now to that of the last hour."""
+        lags = {}
+        for name, group in list(self._groups.running.items()):
+            # Others have a turn between two groups, each of which may take half a millisecond.
+            await asyncio.sleep(0)
+            lags[name] = _lag(group, time.monotonic())
+        self._lags.add(lags)
 
     def states(self, late: Late) -> list[GroupState]:
         """Return the state of each group, sorted by name."""
@@ -45,6 +57,7 @@ class GroupStates:
         for what in ("members", "shards", "moves", "leaving", "refused"):
             detail[f"{what}_of"] = len(detail[what])
             detail[what] = detail[what][: self._most]
+        detail["lag_history"] = self._lags.of(name)
         detail["log"] = [{"at": at, "what": what} for at, what in reversed(group.changes)]
         looked_at, keys = self._keys.get(name, (0.0, []))
         if True in group.state.in_series and time.monotonic() - looked_at >= KEYS_EVERY:
@@ -54,10 +67,14 @@ class GroupStates:
         return detail
 
 
+def _lag(group: RunningGroup, now: float) -> Lag:
+    return total([group.readings.lag(shard, now) for shard in group.state.present])
+
+
 def _state(group: RunningGroup, late: Mapping[str, int], few: int) -> GroupState:
     """Return the state of a group, with its events of the last ten minutes."""
     now, state, readings, backlogs = time.monotonic(), group.state, group.readings, group.backlogs
-    lag = total([readings.lag(name, now) for name in state.present])
+    lag = _lag(group, now)
     exactness, reasons = readings.exactness, readings.reasons
     move = longest_move(group, now) or {"since_seconds": 0.0, "why": ""}
     again = {shard: redelivered.recent(now) for shard, redelivered in group.redelivered.items()}

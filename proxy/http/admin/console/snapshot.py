@@ -117,6 +117,12 @@ class Snapshots:
             made[view] = b'{"overview":%b,"detail":%b,"fault":%b}' % (overview, detail, _json(fault))
         return made
 
+    async def end_step(self) -> None:
+        """End a step of what is kept over time; to be called every `STEP` seconds."""
+        self.history.end_step()
+        if self._groups is not None:
+            await self._groups.sample()
+
     def overview(self, look: Look) -> Overview:
         """Return the state of the sidecar, of every exchange that it knows and of every group."""
         parts = self._parts

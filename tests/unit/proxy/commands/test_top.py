@@ -59,6 +59,7 @@ def shard(name: str, holder: str | None, **more: Any) -> dict[str, Any]:
 
 DETAIL = {
     "lag": {"ready": 7, "unacked": 1, "publish_rate": 2.0, "consume_rate": 2.5, "seconds_to_empty": 14.0},
+    "lag_history": {"since": 0.0, "until": 1800.0, "ready": [None, 40, 3, 7]},
     "reasons": ["no quorum queue"],
     "membership": None,
     "members": [
@@ -129,6 +130,7 @@ def test_a_sidecar_without_anything() -> None:
 def test_a_group_shows_members_with_their_shards_moves_and_blocked_keys() -> None:
     shown = text({**SNAPSHOT, "detail": DETAIL}, ("group", "shop", "orders")).splitlines()
     assert "7 wait, 1 at work, 2.0/s in, 2.5/s out, empty in 14.0 s" in shown
+    assert "in the last 30 min 3 to 40 waited" in shown
     assert "not exact: no quorum queue" in shown
     assert "10.0.0.7:5 billing-0, 1 of 1, 1 unacked: 1+ 4= 5>" in shown
     assert "nobody: 2! 3?" in shown

@@ -142,6 +142,14 @@ function latencyCharts(steps) {
   ], since(steps)));
 }
 
+function lagCharts(lag) {
+  const ends = [clock(lag.since), clock(lag.until)];
+  return h("div", { class: "charts" },
+    chart("Messages", whole, [{ name: "wait", style: "one", values: lag.ready }, { name: "at work", style: "two", values: lag.unacked }], ends),
+    chart("Rates", rate, [{ name: "come in", style: "one", values: lag.publish_rate }, { name: "are done", style: "two", values: lag.consume_rate }], ends),
+    chart("Empty in", time, [{ name: "at the rates of that time", style: "one", values: lag.seconds_to_empty }], ends));
+}
+
 function finding(it, away = true) {
   const level = LEVELS[it.severity];
   return h("li", { class: level },
@@ -249,6 +257,7 @@ const views = {
       h("p", { class: "soft" }, g.figures_age_seconds === null ? "The figures have not been read yet. " : `The oldest figure is ${time(g.figures_age_seconds)} old. `, reader),
       g.reasons.length + g.warnings.length > 0 && h("ul", {}, g.reasons.map((r) => h("li", {}, "Not exact: ", r)), g.warnings.map((w) => h("li", {}, "Warning: ", w))),
       g.membership && h("p", { class: "warn" }, "Not balanced: ", g.membership),
+      h("h2", {}, "The lag of the last hour"), g.lag_history ? lagCharts(g.lag_history) : h("p", { class: "soft" }, "No sample has been taken yet: there is one every 15 s, of 50 groups at most."),
       h("h2", {}, "Members and shards"), members(g),
       h("h2", {}, "Moves"),
       g.moves.length ? table("Shards that are about to move", ["shard", "from", "to", "#for", "why it has not moved"], g.moves.slice(0, MOST_ROWS).map((m) =>
