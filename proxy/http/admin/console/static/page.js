@@ -486,7 +486,7 @@ function drawStatus() {
 async function listen() {
   if (stream) stream.abort();
   if (document.hidden) { stream = null; return; }
-  const mine = (stream = new AbortController()), [kind, vhost, exchange] = route();
+  const mine = (stream = new AbortController()), where = location.hash, [kind, vhost, exchange] = route();
   const query = kind === "exchange" || kind === "group" ? `?kind=${kind}&vhost=${encodeURIComponent(vhost || "")}&exchange=${encodeURIComponent(exchange || "")}` : "";
   let watch = 0, fresh = performance.now();
   const heard = () => { clearTimeout(watch); watch = setTimeout(() => mine.abort(new Error("the sidecar says nothing")), SILENCE); };
@@ -507,6 +507,7 @@ async function listen() {
       const newest = events.filter((each) => each.startsWith("data: ")).pop();
       if (newest) {
         snapshot = JSON.parse(newest.slice("data: ".length));
+        if (location.hash !== where) [snapshot.detail, snapshot.fault] = [null, ""];   // of the view before; hashchange is due
         [trouble, fresh] = ["", performance.now()];
         draw();
       } else if (performance.now() - fresh > SILENCE) {
