@@ -381,6 +381,36 @@ async def test_a_finding_that_appears_leaves_a_form_alone(
         await says(tab, "As of ")
 
 
+async def test_a_finding_that_ends_leaves_the_others_where_they_are(
+    start_sidecar: StartSidecar, vhost: VirtualHost, browser: int
+) -> None:
+    """The keyboard stays on the finding that it is on, also while one above ends, comes or changes places."""
+    for name in ("a", "b"):
+        vhost.exchange(name)
+        vhost.queue(f"{name}.1", x_dead_letter_exchange="dead")
+        vhost.bind(name, f"{name}.1")
+    sidecar = start_sidecar(sync_interval="3")
+    for name in ("a", "b"):
+        assert sidecar.publish(name, "k", vhost=vhost.name).status == 200
+    async with page(browser, sidecar) as tab:
+        await says(tab, "a is not routed (dead_letter)", "b is not routed (dead_letter)")
+        await tab.value("(window.of_b = [...document.querySelectorAll('.findings li')].at(-1), true)")
+        await tab.value("(of_b.querySelector('a').focus(), true)")
+        on_b = "document.activeElement.closest('li') === of_b && of_b.innerText.includes('b is not routed')"
+        assert await tab.value(on_b) is True
+        vhost.api.ask("DELETE", "queues", vhost.name, "a.1")
+        await until(tab, "!document.querySelector('.findings').innerText.includes('a is not routed')")
+        assert await tab.value(on_b) is True
+        vhost.queue("a.2", x_dead_letter_exchange="dead")
+        vhost.bind("a", "a.2")
+        await says(tab, "a is not routed (dead_letter)")
+        assert await tab.value(on_b) is True
+        # The browser moves a node that changes places, and takes the focus away from it.
+        await tab.value("(snapshot.overview.findings.shown.reverse(), draw(), true)")
+        assert await tab.value(on_b) is True
+        assert await tab.value("document.querySelector('.findings li') === of_b") is True
+
+
 async def test_a_sidecar_that_hangs_is_not_live(sidecar: Sidecar, browser: int) -> None:
     async with page(browser, sidecar) as tab:
         sidecar.signal(signal.SIGSTOP)

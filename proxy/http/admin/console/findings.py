@@ -58,7 +58,7 @@ class Finding(Struct, frozen=True):
 
     severity: Severity
     title: str
-    """The fault in a few words."""
+    """The fault in a few words, which with the subject tells it from all others for as long as it lasts."""
     text: str
     """The subject, the extent and the reason."""
     section: str
@@ -116,8 +116,8 @@ def _of_rights(o: Overview) -> Iterator[Finding]:
         (Severity.WARNING, "User", o.rights),
     ):
         for each in rights[:MOST_RIGHTS]:
-            title = f"{whose} {each.user!r} lacks {each.right} on {each.resource}"
-            yield Finding(severity, title, f"In virtual host {each.vhost!r}. {each.remedy}", section)
+            title = f"{whose} {each.user!r} lacks {each.right} on {each.resource} in {each.vhost!r}"
+            yield Finding(severity, title, each.remedy, section)
     if not o.own_rights and (why := o.checks.get("broker's permissions", "")):
         yield Finding(Severity.CRITICAL, "The sidecar's user lacks a right", why, section)
     if not o.rights and o.refused_403:

@@ -1,7 +1,8 @@
 // The console's page. It shows what the stream of this sidecar says, and changes nothing.
 //
 // Each event has the whole state of its moment. The page makes a new tree of nodes of it, and morphs the old tree to the
-// new one, so that focus, selection and scrolling stay. Names of exchanges, queues and clients are a stranger's choice:
+// new one, so that focus, selection and scrolling stay. A finding is known by its subject and title, a row by its subject.
+// Names of exchanges, queues and clients are a stranger's choice:
 // they get into the page by createTextNode and setAttribute only, and into addresses by encodeURIComponent only.
 "use strict";
 
@@ -50,10 +51,20 @@ function morph(old, made) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   for (const name of ["onclick", "onsubmit"]) if (old[name] !== made[name]) old[name] = made[name];
-  const now = [...old.childNodes], then = [...made.childNodes];
-  then.forEach((child, at) => (at < now.length ? morph(now[at], child) : old.append(child)));
-  now.slice(then.length).forEach((child) => child.remove());
+  const then = [...made.childNodes], wanted = new Set(then.map(keyOf));
+  for (const child of [...old.childNodes]) if (keyOf(child) && !wanted.has(keyOf(child))) child.remove();
+  const known = new Map([...old.childNodes].map((child) => [keyOf(child), child]));
+  then.forEach((child, at) => {
+    const now = old.childNodes[at], same = keyOf(child) ? known.get(keyOf(child)) : now;
+    if (!same || keyOf(same) !== keyOf(child)) { old.insertBefore(child, now || null); return; }
+    if (same !== now) old.insertBefore(same, now);
+    morph(same, child);
+  });
+  while (old.childNodes.length > then.length) old.lastChild.remove();
 }
+
+// A node with a key stays the same node when others come, go or change places, and never becomes another one.
+const keyOf = (node) => node.dataset && node.dataset.key;
 
 // Words
 
@@ -87,11 +98,11 @@ function tiles(...pairs) {
     h("div", {}, h("dt", {}, title), h("dd", {}, value, more && h("small", {}, " ", more)))));
 }
 
-function table(caption, titles, rows) {
+function table(caption, titles, rows, keys = []) {
   return h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption", {}, caption),
       h("thead", {}, h("tr", {}, titles.map((t) => h("th", { scope: "col", class: t.startsWith("#") && "number" }, t.replace("#", ""))))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, at) =>
+      h("tbody", {}, rows.map((row, number) => h("tr", { "data-key": keys[number] }, row.map((cell, at) =>
         h(at ? "td" : "th", { scope: at ? null : "row", class: at ? titles[at].startsWith("#") && "number" : "name" }, cell)))))));
 }
 
@@ -152,7 +163,7 @@ function lagCharts(lag) {
 
 function finding(it, away = true) {
   const level = LEVELS[it.severity];
-  return h("li", { class: level },
+  return h("li", { class: level, "data-key": JSON.stringify([it.kind, it.vhost, it.exchange, it.title]) },
     h("h2", {}, h("span", { class: "level" }, level), it.title),
     h("p", {}, it.text),
     h("p", {}, h("a", { href: `#/runbook/${it.section}` }, `What to do: ${it.section.replaceAll("-", " ")}`),
@@ -165,7 +176,8 @@ function exchangesTable(found) {
     found.shown.map((e) => [link("exchange", e), name(e.vhost),
       h("span", { class: { routed: "good", "not routed": "bad", refused: "bad" }[e.state] }, e.state, e.why && ` (${e.why})`),
       whole(e.destinations), rate(good(e.rates)), rate(failed(e.rates)),
-      e.changed_at === null ? "none" : `${time(snapshot.overview.at - e.changed_at)} ago, ${percent(e.moved)} moved`])),
+      e.changed_at === null ? "none" : `${time(snapshot.overview.at - e.changed_at)} ago, ${percent(e.moved)} moved`]),
+    found.shown.map((e) => place("exchange", e))),
   cut(found.shown, found.of, "exchanges")];
 }
 
@@ -175,7 +187,8 @@ function groupsTable(found) {
     found.shown.map((g) => [link("group", g), name(g.vhost), `${whole(g.members)} (${whole(g.here)} here)`, whole(g.shards), whole(g.ready),
       rate(g.publish_rate), rate(g.consume_rate), emptyIn(g),
       [g.exact === false ? "not exact" : g.exact ? "exact" : "not read yet", g.moving ? `, ${count(g.moving, "move")}` : "",
-        g.keys_stopped + g.keys_retried ? `, ${count(g.keys_stopped + g.keys_retried, "key")} blocked` : ""].join("")])),
+        g.keys_stopped + g.keys_retried ? `, ${count(g.keys_stopped + g.keys_retried, "key")} blocked` : ""].join("")]),
+    found.shown.map((g) => place("group", g))),
   cut(found.shown, found.of, "groups")];
 }
 
@@ -466,7 +479,9 @@ function draw() {
   const nodes = snapshot || needsNothing ? views[parts[0]](...parts.slice(1)) : [h("h1", { tabindex: "-1" }, "ringproxy"), h("p", {}, trouble || "Waiting for the sidecar.")];
   // Each part of a view has its place, also while it has nothing, or one that appears would replace a form after it.
   made.append(...nodes.map((part) => (part instanceof Node ? part : h("div", { hidden: !part }, part))));
+  const focused = document.activeElement;
   morph(main, made);
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });   // it has changed places
   for (const a of document.querySelectorAll("nav a")) {
     const of = a.getAttribute("href").slice(2), here = of === parts[0] || (of && parts[0] && of === `${parts[0]}s`);
     if (here) a.setAttribute("aria-current", "page");

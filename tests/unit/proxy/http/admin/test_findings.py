@@ -254,11 +254,44 @@ def test_what_is_as_it_should_be_is_no_finding(of: Overview) -> None:
     assert findings(of) == []
 
 
+def test_each_finding_is_known_by_its_subject_and_title() -> None:
+    """The page keeps a finding's place, focus and scrolling by these."""
+    wrong = {
+        "state": "not routed", "why": "overlap", "without_copies": ["q"], "stale": True,
+        "late": {"confirmed": 1, "nacked": 9, "unknown": 1},
+    }  # fmt: skip
+    troubled = {
+        "waiting": ["q"], "refused": [("c", "q", "403")], "refused_count": 1, "worst": 99,
+        "oldest_unacked_seconds": 999.0, "standing": 1, "windows_blocked": 1, "moving": 1, "moving_seconds": 99.0,
+        "membership": "no", "reasons": ("no",), "paused": 1,
+        "late": {"crashes": 1, "stalled": 1, "dead_letters_failed": 1, "dead_letters": 1},
+    }  # fmt: skip
+    of = overview(
+        disconnected={"/": "no", "shop": "no"},
+        blocked={"/": "no", "shop": "no"},
+        checks={"one cluster": "no", "rings read": "no"},
+        management="no",
+        absent=[("/", "x")],
+        own_rights=[right("anna"), right("anna", "exchange 'x'"), right("anna")._replace(vhost="/")],
+        rights=[right("anna"), right("bob"), right("bob")._replace(right="read")],
+        nowhere={"invalid": 5},
+        succeeded=0,
+        journal="no",
+        reloads={"config": "no", "tokens_file": "no"},
+        certificates={"tls_cert_file": 1.0, "client_ca_file": 1.0},
+        exchanges=[exchange(vhost=vhost, exchange=name, **wrong) for vhost in ("/", "shop") for name in "ab"],
+        groups=[group(vhost=vhost, exchange=name, **troubled) for vhost in ("/", "shop") for name in "ab"],
+    )
+    found = findings(of)
+    assert len(found) > 80
+    assert len({(each.kind, each.vhost, each.exchange, each.title) for each in found}) == len(found)
+
+
 def test_a_missing_right_names_user_and_right_and_many_are_bounded() -> None:
     found = findings(overview(rights=[right("anna"), right("<b>bob</b>", "group 'orders'")], refused_403=9))
     assert [each.title for each in found] == [
-        "User 'anna' lacks write on exchange 'amq.default'",
-        "User '<b>bob</b>' lacks write on group 'orders'",
+        "User 'anna' lacks write on exchange 'amq.default' in 'shop'",
+        "User '<b>bob</b>' lacks write on group 'orders' in 'shop'",
     ]
     many = [right(f"user {n}") for n in range(100)]
     assert len(findings(overview(rights=many, own_rights=many))) == 2 * MOST_RIGHTS

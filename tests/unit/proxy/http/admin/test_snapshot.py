@@ -98,7 +98,7 @@ async def test_missing_rights_of_the_last_ten_minutes_are_found(parts: Parts) ->
         parts.listener.shared.note_lacking(right)
     found = (await made(parts))["overview"]["findings"]["shown"]
     titles = [each["title"] for each in found]
-    assert titles == ["User 'carl' lacks write on exchange 'x'", "User 'bob' lacks write on exchange 'x'"]
+    assert titles == ["User 'carl' lacks write on exchange 'x' in '/'", "User 'bob' lacks write on exchange 'x' in '/'"]
 
 
 async def test_of_many_exchanges_those_stay_that_are_wrong_or_busy(parts: Parts) -> None:
