@@ -452,7 +452,7 @@ async def test_many_exchanges_and_shards_stay_readable(
     vhost.ring("wide", [f"wide.{number}" for number in range(200)])
     for number in range(60):
         vhost.ring(f"ring.{number}", ["wide.0"])
-    sidecar = start_sidecar(groups="wide", lookup_timeout="30")
+    sidecar = start_sidecar(groups="wide", lookup_timeout="30", sync_interval="60")
     for number in range(60):
         assert sidecar.publish(f"ring.{number}", "k", vhost=vhost.name).status == 200
     with client.session(sidecar.amqp_port, vhost.name) as wire:
@@ -462,6 +462,20 @@ async def test_many_exchanges_and_shards_stay_readable(
         async with page(browser, sidecar, "#/exchanges") as tab:
             told = await says(tab, "more exchanges are not shown")
             assert told.count("ring.") + told.count("wide") - told.count("wide.") >= 49
+            hidden = next(f"ring.{number}" for number in range(60) if f"ring.{number}\t" not in told)
+            field = "document.querySelector('form[role=search] input')"
+            await tab.value(
+                f"({field}.value = {hidden.upper()!r}, document.querySelector('form button').click(), true)"
+            )
+            await until(tab, f"[...document.querySelectorAll('main ul a')].some(a => a.innerText === {hidden!r})")
+            for width, dark in ((1280, False), (400, True)):
+                await tab.look_like(width, dark=dark)
+                assert await tab.value("document.documentElement.scrollWidth <= innerWidth") is True
+                await shoot(tab, f"search-{width}")
+                await is_accessible(tab)
+            assert await tab.value(f"{field}.value") == hidden.upper()
+            await tab.value("(document.querySelector('main ul a').click(), true)")
+            await says(tab, "Where a key goes")
             for where, what in (
                 (place("exchange", vhost, "wide"), "wide.199"),
                 (place("group", vhost, "wide"), "wide.199"),
@@ -522,6 +536,8 @@ def opens(sidecar: Sidecar, where: str) -> bool:
         ("/console/about", {"Origin": "https://evil.example"}, 403),
         ("/console/events?kind=queue&exchange=x", {}, 400),
         ("/console/events?kind=group", {}, 400),
+        ("/console/search?kind=queue&contains=x", {}, 400),
+        ("/console/search?kind=exchange", {"Sec-Fetch-Site": "same-site"}, 403),
         ("/console/events?exchange=x", {}, 400),
         ("/console/static/page.py", {}, 404),
         ("/console/../console.py", {}, 404),

@@ -72,6 +72,7 @@ class Console:
             router.add_get(path, self._file)
         # Without HEAD, whose answer would never end.
         router.add_get("/console/events", self._events, allow_head=False)
+        router.add_get("/console/search", self._search)
         router.add_get("/console/about", self._about)
         router.add_get("/console/fleet", self._ask_fleet)
 
@@ -115,13 +116,20 @@ class Console:
         refuse_foreign(request)
         query = request.query
         view = View(query.get("kind", ""), query.get("vhost", ""), query.get("exchange", ""))
-        if view.kind and view.kind not in _KINDS:
-            raise invalid("kind", f"{view.kind[:60]!r} is not one of {', '.join(_KINDS)}")
+        if view.kind:
+            _check_kind(view.kind)
         if bool(view.kind) != bool(view.exchange):
             raise invalid(
                 "exchange" if view.kind else "kind", "missing; give kind, vhost and exchange, or none of them"
             )
         return await self.streams.serve(request, view)
+
+    async def _search(self, request: web.Request) -> web.Response:
+        """Answer with the exchanges or groups that have a text in their names: ``?kind=&contains=``."""
+        refuse_foreign(request)
+        kind = request.query.get("kind", "")
+        _check_kind(kind)
+        return json_answer(self._snapshots.search(kind, request.query.get("contains", "")))
 
     async def _about(self, request: web.Request) -> web.Response:
         """Answer with the versions that run, and with the settings in force, their passwords hidden."""
@@ -142,3 +150,9 @@ class Console:
         """Answer with the sidecars that are connected to the broker: somebody has pressed the button for it."""
         refuse_foreign(request)
         return json_answer(await self._fleet.ask())
+
+
+def _check_kind(kind: str) -> None:
+    """Return if there are views of such a kind. Raises ProblemError."""
+    if kind not in _KINDS:
+        raise invalid("kind", f"{kind[:60]!r} is not one of {', '.join(_KINDS)}")

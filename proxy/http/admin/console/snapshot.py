@@ -167,6 +167,17 @@ class Snapshots:
             groups=self._groups.states(late) if self._groups is not None else [],
         )
 
+    def search(self, kind: str, text: str) -> dict[str, Any]:
+        """Return the exchanges or groups that have a text in their names, in any case; of many the first ones."""
+        groups = self._parts.groups
+        if kind == "exchange":
+            names = [name for name, entry in self._parts.router.entries.items() if entry.balances == ""]
+        else:
+            names = list(groups.running) if groups is not None else []
+        found = sorted(name for name in names if text.casefold() in name[1].casefold())
+        shown = [{"vhost": vhost, "exchange": exchange} for vhost, exchange in found[:MOST_SHOWN]]
+        return {"shown": shown, "of": len(found)}
+
     def _overview(self, look: Look) -> dict[str, Any]:
         """Return the overview for pages: what is wrong, and of many exchanges and groups those that count most."""
         of, parts = self.overview(look), self._parts

@@ -192,6 +192,15 @@ function groupsTable(found) {
   cut(found.shown, found.of, "groups")];
 }
 
+// For what stands beyond the limit of a table.
+function search(kind, found) {
+  return found.of > found.shown.length && [
+    h("form", { role: "search", onsubmit: (event) => { event.preventDefault(); ask("search", `console/search?kind=${kind}&contains=${encodeURIComponent(event.target.elements.text.value)}`); } },
+      h("label", {}, `Name of one of all ${whole(found.of)}, or a part of it`, h("input", { name: "text", autocomplete: "off", spellcheck: "false" })), h("button", {}, "Search")),
+    answer("search", (a) => a.of ? [h("ul", {}, a.shown.map((e) => h("li", { "data-key": place(kind, e) }, link(kind, e), " in ", name(e.vhost)))), cut(a.shown, a.of, `${kind}s`)]
+      : h("p", {}, "No name has it."))];
+}
+
 // Views: each returns the nodes of the main part
 
 const views = {
@@ -215,11 +224,11 @@ const views = {
   },
 
   exchanges() {
-    return [h("h1", { tabindex: "-1" }, "Exchanges"), exchangesTable(snapshot.overview.exchanges)];
+    return [h("h1", { tabindex: "-1" }, "Exchanges"), search("exchange", snapshot.overview.exchanges), exchangesTable(snapshot.overview.exchanges)];
   },
 
   groups() {
-    return [h("h1", { tabindex: "-1" }, "Consumer groups"), groupsTable(snapshot.overview.groups)];
+    return [h("h1", { tabindex: "-1" }, "Consumer groups"), search("group", snapshot.overview.groups), groupsTable(snapshot.overview.groups)];
   },
 
   exchange(vhost, exchange) {

@@ -132,6 +132,18 @@ async def test_an_exchange_that_is_routed_in_part_says_so(parts: Parts) -> None:
     assert found["detail"]["sent"] == 3
 
 
+async def test_a_search_finds_what_an_overview_leaves_out(parts: Parts) -> None:
+    for number in range(2 * MOST_SHOWN):
+        parts.router.put(("/", f"Orders.{number:03}"), entry(parts))
+    parts.router.put(("shop", "billing"), entry(parts))
+    snapshots = Snapshots(parts)
+    assert snapshots.search("exchange", "BILL") == {"shown": [{"vhost": "shop", "exchange": "billing"}], "of": 1}
+    found = snapshots.search("exchange", "orders.")
+    assert found["of"] == 2 * MOST_SHOWN
+    assert [each["exchange"] for each in found["shown"]] == [f"Orders.{number:03}" for number in range(MOST_SHOWN)]
+    assert snapshots.search("exchange", "nonesuch") == snapshots.search("group", "") == {"shown": [], "of": 0}
+
+
 async def test_an_exchange_in_detail_has_what_went_where(parts: Parts) -> None:
     parts.router.put(("/", "orders"), entry(parts, queues(3)))
     counters = parts.counts.counter_table["http"].of(("/", "orders"), None)
