@@ -24,7 +24,7 @@ from testbed.axe import axe_script
 from testbed.browser import Tab, opened, running_browser
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, USER, Login, StartSidecar
-from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, refused, sharded
+from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, refused, shard_queue, sharded
 from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import COMMAND, Sidecar
 from tests.integration.wire_client import Client
@@ -264,6 +264,12 @@ async def test_a_settings_file_that_changes(start_sidecar: StartSidecar, tmp_pat
         await says(tab, "max_sessions = 8\n")
 
 
+def holders(sidecar: Sidecar, vhost: VirtualHost) -> dict[str, str]:
+    """The members of the group orders by the shard that each consumes."""
+    shards = sidecar.admin(f"/groups/{quote(vhost.name, safe='')}/orders").json["shards"]
+    return {each["shard"]: each["holder"] for each in shards if each["holder"]}
+
+
 async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, browser: int) -> None:
     """Of clients over AMQP, of the members of a group and of the sidecar's own user, whatever names they have."""
     sharded(vhost)
@@ -272,7 +278,7 @@ async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, 
     try:
         vhost.permit(USER, configure=r"^orders\.group", write=r"^orders\.group", read=r"^orders\.group")
         vhost.permit(who.user, "", "^orders$", "")
-        sidecar = start_sidecar(groups="orders")
+        sidecar = start_sidecar(groups="orders", sync_interval="3")
         with who.session(sidecar.amqp_port, vhost.name) as wire:
             wire.channel(1)
             wire.publish(1, "orders", "key", b"")
@@ -280,9 +286,15 @@ async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, 
             wire.channel(2, confirm=False)
             consume(wire, 2)
             refused(wire, 2, 403)
-            vhost.permit(who.user, "", "^orders$", r"^orders(\.[01])?$")
+            vhost.permit(who.user, "", "^orders$", r"^orders(\.[0-2])?$")
             wire.channel(3, confirm=False)
             consume(wire, 3)
+            wait_until("all shards", lambda: holders(sidecar, vhost).keys() == set(SHARDS))
+            # A member that gets messages of other shards is not refused as a whole.
+            vhost.permit(who.user, "", "^orders$", r"^orders(\.[01])?$")
+            vhost.api.ask("DELETE", "queues", vhost.name, "orders.2")
+            shard_queue(vhost, "orders.2")
+            vhost.bind("orders", "orders.2")
             sidecar.publish("orders", "key", vhost=vhost.name).problem(403, "forbidden", "invalid", retryable=False)
             async with page(browser, sidecar) as tab:
                 to = f"-p {shlex.quote(vhost.name)} {shlex.quote(who.user)} CONFIGURE WRITE READ."
