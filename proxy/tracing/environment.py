@@ -1,6 +1,7 @@
 """The variables OTEL_* that the SDK reads, as far as it would ignore a wrong value, or notice it only when it sends."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from proxy.settings.parse import ConfigError
 _OTLP = "OTEL_EXPORTER_OTLP_"
 _PROTOCOLS = ("http/protobuf",)
 _COMPRESSIONS = ("none", "gzip", "deflate")
+_HEADER = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
+"""A header as the SDK takes it. It would log any other whole and leave it out, and that may be a token."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Environment:
         _one_of("PROTOCOL", _PROTOCOLS)
         _one_of("COMPRESSION", _COMPRESSIONS)
         _check_timeout()
+        _check_headers()
         for kind in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
             name, file = _variable(kind)
             if file and not Path(file).is_file():
@@ -70,6 +74,16 @@ def _check_timeout() -> None:
         is_good = False
     if not is_good:
         raise ConfigError(f"{name}: {value!r} is not a number of seconds above 0")
+
+
+def _check_headers() -> None:
+    name, value = _variable("HEADERS")
+    for number, header in enumerate(value.split(","), 1):
+        if header.strip() and not _HEADER.fullmatch(header.strip()):
+            raise ConfigError(
+                f"{name}: its entry {number} is not NAME=VALUE in ASCII without quotation marks, semicolons and"
+                " backslashes; percent-encode these"
+            )
 
 
 def _endpoint() -> str:

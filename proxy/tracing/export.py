@@ -48,7 +48,12 @@ class Export:
 
     def __init__(self, environment: Environment) -> None:
         """Set the SDK up, which reads the variables that are not of `environment` itself."""
-        self._sender = _Sender(OTLPSpanExporter(), environment.endpoint)
+        reasons = _Reasons()
+        # The SDK logs each try: the log would have several lines in ten seconds while the endpoint is down. It may also
+        # log what the environment says, as soon as the exporter is made, and that has secrets.
+        sdk = logging.getLogger("opentelemetry")
+        sdk.propagate, sdk.handlers = False, [reasons]
+        self._sender = _Sender(OTLPSpanExporter(), environment.endpoint, reasons)
         self._most = environment.queue
         self._ids = _Ids()
         provider = TracerProvider(
@@ -155,15 +160,12 @@ class _Ids(IdGenerator):
 class _Sender(SpanExporter):
     """The exporter that the SDK's thread calls: it counts, and has the log tell once that the endpoint fails."""
 
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+    def __init__(self, exporter: SpanExporter, endpoint: str, reasons: "_Reasons") -> None:
         self._exporter, self.endpoint = exporter, endpoint
         self.taken = self.failed = 0
         """How many spans the thread has taken out of the queue, and how many of these were dropped."""
         self.is_failing = False
-        self._reasons = _Reasons()
-        # The SDK logs each try: the log would have several lines in ten seconds while the endpoint is down.
-        sdk = logging.getLogger("opentelemetry")
-        sdk.propagate, sdk.handlers = False, [self._reasons]
+        self._reasons = reasons
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch; a failure is final, since the exporter has tried for OTEL_EXPORTER_OTLP_TIMEOUT."""

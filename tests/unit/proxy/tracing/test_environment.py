@@ -1,13 +1,15 @@
 """The variables OTEL_*: what of them is refused, and by which words."""
 
+import logging
 import threading
 from pathlib import Path
 
 import pytest
+from opentelemetry.util.re import parse_env_headers
 
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
-from proxy.tracing import tracing
+from proxy.tracing import environment, tracing
 from proxy.tracing.environment import Environment
 
 
@@ -38,6 +40,42 @@ def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, va
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     tracing.check(Settings(trace_sample=0.5))
     assert tracing.Tracing(Settings(trace_sample=0.5)).tracer is None
+
+
+HEADERS = [
+    "secret", "=secret", "Authorization: Bearer secret", 'key="secret"', "key=secret;", "key=sec\\ret", "key=s\xe9cret",
+    "k y=secret", "key=secret,secret", "api-key=secret", "Authorization=Bearer secret", "a=1 , b=2", "a=", "a==,", ",",
+    "a\t=\tb", "a=b\tc", "a=b\nc",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", HEADERS)
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
+def test_headers_that_the_sdk_would_log_and_leave_out_are_refused_and_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    headers: str,
+) -> None:
+    with monkeypatch.context() as heard:
+        heard.setattr(logging.getLogger("opentelemetry"), "propagate", True)
+        parse_env_headers(headers, liberal=True)
+    is_good = not caplog.records
+    caplog.clear()
+    monkeypatch.setenv(name, headers)
+    if is_good:
+        tracing.check(Settings(trace_sample=0.5))
+    else:
+        with pytest.raises(ConfigError, match=rf"^{name}: its entry [12] is not NAME=VALUE") as error:
+            tracing.check(Settings(trace_sample=0.5))
+        assert "ret" not in str(error.value)
+    # The SDK's own words go nowhere either.
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(environment, "_check_headers", lambda: None)
+        tracing.check(Settings(trace_sample=0.5))
+    told = capfd.readouterr()
+    assert "secret" not in caplog.text + told.out + told.err
 
 
 def test_good_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
