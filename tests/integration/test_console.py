@@ -37,6 +37,17 @@ WITHIN = 60.0
 
 LAG_CHARTS = "document.querySelectorAll('.charts svg[role=img]')"
 
+HOUR = """(() => {
+  const at = (f) => Array.from({ length: 240 }, (_, i) => (i >= 100 && i < 110 ? null : f(i)));
+  const ready = at((i) => (i < 200 ? Math.round(70 * i * (1 - i / 239)) + 80 : 0)), parse = JSON.parse;
+  const seconds_to_empty = ready.map((n, i) => (n === null || (n && i < 130) ? null : n / 80));
+  const told = { since: 1e9, until: 1e9 + 3585, ready, unacked: at(() => 40), publish_rate: at((i) => 100 - i / 4),
+    consume_rate: at((i) => 40 + i / 4), seconds_to_empty };
+  JSON.parse = (text) => { const it = parse(text); if (it.detail) it.detail.lag_history = told; return it; };
+  return true;
+})()"""
+"""Gives the group on the page an hour of samples, with a gap in which nothing was known."""
+
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -160,7 +171,8 @@ async def test_an_exchange_and_a_group_at_work(
     may_balance(vhost)
     vhost.ring("payments", [f"payments.{number}" for number in range(4)])
     vhost.ring(HOSTILE, ["queue of <b>a stranger</b>"])
-    sidecar = start_sidecar(groups="orders")
+    # An exchange that nobody uses is forgotten after 40 intervals.
+    sidecar = start_sidecar(groups="orders", sync_interval="15")
     with client.session(sidecar.amqp_port, vhost.name) as one, client.session(sidecar.amqp_port, vhost.name) as other:
         for wire in (one, other):
             wire.channel(1, confirm=False)
@@ -193,6 +205,10 @@ async def test_an_exchange_and_a_group_at_work(
             await says(tab, "Members and shards", "What has changed of late", "joined", *SHARDS)
             await until(tab, f"/Messages: wait [0-9]+, at work [0-9]+/.test({LAG_CHARTS}[0]?.ariaLabel)")
             assert await tab.value(f"{LAG_CHARTS}.length") == 3
+            await tab.value(HOUR)
+            await until(tab, f"{LAG_CHARTS}[0].ariaLabel === 'Messages: wait 0, at work 40'")
+            assert await tab.value(f"[...{LAG_CHARTS}].map(c => c.querySelectorAll('polyline').length)") == [4, 4, 1]
+            await says(tab, "up to 4,262", "up to 100/s", "up to 53 s")
             assert await tab.value("document.querySelectorAll('.members > li').length") == 2
             await until(tab, "document.querySelectorAll('.members .cells li').length === 3")
             for width, dark, name in ((1280, False, "group"), (400, False, "group-400"), (1280, True, "group-dark")):
@@ -498,6 +514,7 @@ async def test_many_exchanges_and_shards_stay_readable(
                 for width in (1280, 400):
                     await tab.look_like(width)
                     assert await tab.value("document.documentElement.scrollWidth <= innerWidth") is True
+                    assert await tab.value("[...document.querySelectorAll('tbody tr')].at(-1).offsetHeight") < 90
                     await shoot(tab, f"wide-{where.split('/')[1]}-{width}")
                 await is_accessible(tab)
 

@@ -196,7 +196,7 @@ def _consumers(g: GroupState) -> Iterator[Found]:
     if g.refused:
         who, shard, why = g.refused[0]
         more = f" And {g.refused_count - 1} more." if g.refused_count > 1 else ""
-        told = f"{who} has no consumer on {shard}: {why}{'' if why.endswith('.') else '.'}{more}"
+        told = f"{who} has no consumer on {shard}: {_sentence(why)}{more}"
         told += _grant(missing_right(why), to_shards(g.exchange, [shard]))
         yield Severity.WARNING, f"The broker refuses consumers of {g.exchange}", told, "consumer-refused"
     if g.worst > POISON:
@@ -253,7 +253,7 @@ def _keys(g: GroupState) -> Iterator[Found]:
 def _balance(g: GroupState) -> Iterator[Found]:
     """Yield that shards are not where they should be, or may not be in order there."""
     if g.membership:
-        told = g.membership + _grant(missing_right(g.membership), f"^{to_group(g.exchange)}$")
+        told = _sentence(g.membership) + _grant(missing_right(g.membership), f"^{to_group(g.exchange)}$")
         yield Severity.WARNING, f"The group {g.exchange} is not balanced", told, "group-disconnected"
     if g.moving and g.moving_seconds > NOTED_AFTER:
         severity = Severity.WARNING if g.moving_seconds > ALERT_AFTER["moving"] and g.exact else Severity.NOTE
@@ -264,6 +264,10 @@ def _balance(g: GroupState) -> Iterator[Found]:
     if g.paused:
         told = f"An operator wants nobody to consume {many(g.paused, 'shard')}."
         yield Severity.NOTE, f"Shards of {g.exchange} are paused", told, "group-unbalanced"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def _grant(right: MissingRight | None, wanted: str) -> str:

@@ -76,6 +76,7 @@ const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 function time(seconds) {
   if (seconds === null || seconds === undefined) return "?";
+  if (!seconds) return "0 s";
   if (seconds < 1) return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
   if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
