@@ -24,6 +24,7 @@ from bench.long import (
     series,
     stamps,
     tls,
+    traces,
 )
 from bench.rounds import in_turn, told
 from bench.world import World
@@ -84,6 +85,7 @@ LONG: Mapping[str, Part] = {
     "series": series.series,
     "tls": tls.tls,
     "journal": journal.journal,
+    "traces": traces.traces,
     "changes": changes.changes,
     "fleet": fleet.fleet,
     "group-fleet": group_fleet.group_fleet,

@@ -90,10 +90,14 @@ def running_world(choice: str) -> Iterator[World]:
 
 
 @contextmanager
-def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[Sidecar]:
+def running_compiled(
+    node: Node, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Sidecar]:
     """Yield a sidecar with its hot modules compiled; raises SetupError where they were not."""
     _check_compiled()
-    with running_sidecar({**_beside(node), **(settings or {})}, compiled_environment()) as sidecar:
+    with running_sidecar(
+        {**_beside(node), **(settings or {})}, compiled_environment() | dict(environment or {})
+    ) as sidecar:
         if not _is_compiled(sidecar):
             raise SetupError("the sidecar does not run compiled: `make bench` compiles it first")
         yield sidecar

@@ -3,7 +3,7 @@
 import re
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -42,11 +42,14 @@ def journal(world: World) -> str:
             for title, sidecar in sidecars.items()
         }
         found = in_turn({title: way.measure for title, way in ways.items()}, ROUNDS, SECONDS)
-        written = [[title, *_records(sidecar)] for title, sidecar in sidecars.items() if SAMPLES[title]]
-    return f"{_compared(found)}\n\n{table(['', 'records', 'of them dropped'], written)}"
+        names = "ringproxy_journal_records_total", "ringproxy_journal_dropped_total"
+        written = [
+            [title, *(counted(one, name) for name in names)] for title, one in sidecars.items() if SAMPLES[title]
+        ]
+    return f"{compared(found)}\n\n{table(['', 'records', 'of them dropped'], written)}"
 
 
-def _compared(found: dict[str, list[Throughput]]) -> str:
+def compared(found: dict[str, list[Throughput]]) -> str:
     """Return a table of ratios to the first sidecar, taken within each round, with the middle half of the rounds."""
     first, *others = found.items()
     heads = ["", f"messages/s ÷ {first[0]}", "middle half", f"sidecar CPU a message ÷ {first[0]}", "middle half"]
@@ -59,18 +62,25 @@ def _compared(found: dict[str, list[Throughput]]) -> str:
     return table(heads, cells)
 
 
+def compared_costs(found: Mapping[str, Sequence[float]]) -> str:
+    """Return a table of a sidecar's CPU time a message, in microseconds, beside ratios as those of `compared`."""
+    first, *others = found.items()
+    heads = ["", "sidecar CPU, µs a message", f"÷ {first[0]}", "middle half"]
+    cells = [[first[0], f"{statistics.median(first[1]):.0f}", "", ""]]
+    for title, costs in others:
+        ratios = [one / other for one, other in zip(costs, first[1], strict=True)]
+        cells.append([title, f"{statistics.median(costs):.0f}", *_quartiles(ratios)])
+    return table(heads, cells)
+
+
 def _quartiles(figures: Sequence[float]) -> tuple[str, str]:
     low, middle, high = statistics.quantiles(figures, n=4)
     return f"{middle:.3f}", f"{low:.2f} to {high:.2f}"
 
 
-def _records(sidecar: Sidecar) -> tuple[str, str]:
-    """Return how many records a sidecar has taken and dropped, by its metrics."""
+def counted(sidecar: Sidecar, name: str) -> str:
+    """Return the sum of a sidecar's counters of one name, over all labels."""
     with DIRECT.open(f"{sidecar.admin_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-
-    def total(name: str) -> str:
-        found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, flags=re.M)
-        return f"{sum(map(float, found)):,.0f}"
-
-    return total("ringproxy_journal_records_total"), total("ringproxy_journal_dropped_total")
+    found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, flags=re.M)
+    return f"{sum(map(float, found)):,.0f}"
