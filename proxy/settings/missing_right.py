@@ -22,13 +22,13 @@ class MissingRight(NamedTuple):
     right: str
     """`configure`, `write` or `read`."""
     resource: str
-    """What it is a right on, in words, such as `exchange 'orders'`."""
+    """The thing that it is a right on, in words, such as `exchange 'orders'`."""
     wanted: str
     """A regular expression for the names to grant it on, or words where that would be too long."""
 
     @property
     def remedy(self) -> str:
-        """What an operator does about it, in one sentence; the patterns that are in force are not known here."""
+        """The sentence that tells an operator how to grant it; the patterns in force are not known here."""
         command = f"rabbitmqctl set_permissions -p {shlex.quote(self.vhost)} {shlex.quote(self.user)}"
         return f"Grant {self.right} on {self.wanted}: {command} CONFIGURE WRITE READ."
 

@@ -287,7 +287,7 @@ def holders(sidecar: Sidecar, vhost: VirtualHost) -> dict[str, str]:
 
 
 async def test_a_missing_right(start_sidecar: StartSidecar, vhost: VirtualHost, browser: int) -> None:
-    """Of clients over AMQP, of the members of a group and of the sidecar's own user, whatever names they have."""
+    """The page names the right that clients, members of a group or the sidecar's user lack, whatever the names."""
     sharded(vhost)
     who = Client(HOSTILE, "pw-poor")
     vhost.api.ask("PUT", "users", who.user, body={"password": who.password, "tags": ""})

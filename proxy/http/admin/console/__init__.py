@@ -8,7 +8,10 @@ however many are, from what the sidecar has in memory: no page has the managemen
 ms of CPU, and 4 ms more for an exchange of 200 queues that somebody looks at (measured). It has an overview, the same
 for all pages, and one detail for each exchange or group that somebody looks at. Each list in it has a limit, and says
 how many there are in all. Before a page is opened, `history.py` keeps a few counts of the last ten minutes, and
-`lag_history.py` the lag of groups of the last hour: who opens the page at night wants to see what came before.
+`lag_history.py` the lag of groups of the last hour: who opens the page at night wants to see what came before. It
+takes a quarter of a millisecond each 15 s for 60 exchanges, and a tenth for a group of 200 shards (measured). Counting
+the publishes to each destination takes less than 1 ns of the 460 of a publish (measured, compiled), no more than asking
+whether to count. Without the console there are no samples.
 
 **Streams whose readers are slow** (`streams.py`). A queue of snapshots for each reader would grow with the slowest. A
 stream has no queue: it writes the newest snapshot, waits until the socket has taken that, and goes on with the one that

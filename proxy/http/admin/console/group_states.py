@@ -38,7 +38,7 @@ class GroupStates:
         """Add the lag of now to that of the last hour."""
         lags = {}
         for name, group in list(self._groups.running.items()):
-            # Others have a turn between two groups, each of which may take half a millisecond.
+            # Others have a turn between two groups.
             await asyncio.sleep(0)
             lags[name] = _lag(group, time.monotonic())
         self._lags.add(lags)
