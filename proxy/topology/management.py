@@ -34,7 +34,7 @@ from proxy.topology.bindings import (
     parse_names,
     parse_nodes,
 )
-from proxy.topology.http_client import limited, session
+from proxy.settings.http_client import limited, session
 from proxy.topology.nodes import Node, Nodes
 
 log = logging.getLogger(__name__)

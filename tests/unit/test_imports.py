@@ -100,10 +100,10 @@ CIRCLES: set[frozenset[str]] = set()
 
 IO_MODULES = {
     "proxy.wire": {"writing"},
-    "proxy.settings": {"files", "tls"},
+    "proxy.settings": {"files", "http_client", "tls"},
     "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
-        *("cluster", "entry_builder", "http_client", "kept_rings", "lanes", "lookups", "management"),
+        *("cluster", "entry_builder", "kept_rings", "lanes", "lookups", "management"),
         *("reader", "reading", "readings", "ring_cache", "scheduler", "upstreams", "users"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},

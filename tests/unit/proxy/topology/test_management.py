@@ -17,7 +17,7 @@ from proxy.settings.tls import BrokerTls, ServerTls
 from proxy.topology import management
 from proxy.topology.answers import Body
 from proxy.topology.bindings import CONSISTENT_HASH, Binding, Exchange, TopologyError
-from proxy.topology.http_client import MOST_INTERIM
+from proxy.settings.http_client import MOST_INTERIM
 from proxy.topology.management import (
     MAX_RETRY_AFTER,
     Management,
