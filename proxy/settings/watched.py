@@ -16,7 +16,33 @@ LOOK_INTERVAL = 2.0
 """Seconds between looks at the files that settings name."""
 
 
-class Watched(Generic[T]):
+class Renewed:
+    """A value that a setting names and that is made again while the sidecar runs; if that fails, the last one stays."""
+
+    def __init__(self, setting: str) -> None:
+        """Take the setting that names the value, before it is made for the first time."""
+        self.setting = setting
+        self.failures = 0
+        """How many times the value was not to be made again."""
+        self.successes = 0
+        """How many times the value was made again."""
+        self.fault = ""
+        """Why the value could not be made the last time; empty if it could."""
+        self.read_at = 0.0
+        """When the value was made, in seconds since 1970; 0 before the first one."""
+
+    def succeeded(self) -> None:
+        """Note that the value was made again."""
+        self.successes += 1
+        self.fault, self.read_at = "", time.time()
+
+    def failed(self, why: str) -> None:
+        """Note why the value was not to be made again."""
+        self.failures += 1
+        self.fault = why
+
+
+class Watched(Renewed, Generic[T]):
     """The value made of some files together; a call looks at the files and returns their present value."""
 
     def __init__(
@@ -28,13 +54,8 @@ class Watched(Generic[T]):
         alike: the first part of such a file, which a slow writer leaves for a while, means something else than all of
         it, and has no mistake that would show.
         """
-        self.setting, self._settles = setting, settles
-        self.failures = 0
-        """How many times the files were read again and had a mistake."""
-        self.successes = 0
-        """How many times the files were read again and had none."""
-        self.fault = ""
-        """The mistake in the files as they are, while the last good value stays in force; empty if there is none."""
+        super().__init__(setting)
+        self._settles = settles
         self.files = tuple(file for file in files if file is not None)
         self._read = read
         # Before the reading: a change meanwhile shows at the next look.
@@ -42,7 +63,6 @@ class Watched(Generic[T]):
         self.value = read()
         """The value of the last version of the files that had no mistake."""
         self.read_at = time.time()
-        """When that version was read, in seconds since 1970."""
 
     def refresh(self, *, asked: bool = False) -> T:
         """Look at the files and return the value of their last good version. Each broken version is logged once.
@@ -57,12 +77,10 @@ class Watched(Generic[T]):
             try:
                 self.value = self._read()
             except ConfigError as error:
-                self.failures += 1
-                self.fault = str(error)
+                self.failed(str(error))
                 log.error("%s; what was read before stays in force", error)
             else:
-                self.successes += 1
-                self.fault, self.read_at = "", time.time()
+                self.succeeded()
                 log.info("read again: %s", ", ".join(map(str, self.files)))
         return self.value
 
