@@ -46,6 +46,13 @@ HANDSHAKE_FRAME_MAX = 1 << 17
 """The most bytes of a frame that this proxy takes before tune-ok; the broker's own limit may be lower."""
 
 
+LONG_LOGIN: Final = 8192
+"""The most bytes of connection.start-ok that RabbitMQ takes from `_LONG_LOGINS` on, for the sake of access tokens."""
+
+_LONG_LOGINS: Final = 4, 1
+"""The first version of RabbitMQ that takes more than LEAST_FRAME_MAX bytes there."""
+
+
 class Step(IntEnum):
     """How far the handshake of a session has come; `handshake.STEPS` says what leads from one step to the next."""
 
@@ -219,7 +226,7 @@ def _start(h: Handshake, arguments: Arguments) -> bytes:
 
 
 def _start_ok(h: Handshake, arguments: Arguments) -> bytes | None:
-    """Return connection.start-ok with this proxy's client properties; None if they do not fit the smallest frame.
+    """Return connection.start-ok with this proxy's client properties; None if they do not fit a frame of a login.
 
     `arguments` are the client's. Raises Fault if they cannot be read, or name a mechanism that is not allowed.
     """
@@ -242,7 +249,7 @@ def _start_ok(h: Handshake, arguments: Arguments) -> bytes | None:
     if h.kept_back:
         properties = _with_cancel_notify(h, properties)
     made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + behind)
-    return made if len(made) <= LEAST_FRAME_MAX else None
+    return made if len(made) <= (LONG_LOGIN if h.version >= _LONG_LOGINS else LEAST_FRAME_MAX) else None
 
 
 def _with_cancel_notify(h: Handshake, properties: bytes) -> bytes:
