@@ -125,11 +125,12 @@ def login(user: bytes, password: bytes) -> tuple[str, str]:
 
 def test_credentials_that_fit() -> None:
     assert login(b"u" * 255, b"p:" * 127) == ("u" * 255, "p:" * 127)
+    assert login(b"u", b"p" * 3072) == ("u", "p" * 3072)
     assert login("é".encode(), b"") == ("é", "")
 
 
 @pytest.mark.parametrize(
-    ("user", "password"), [(b"u" * 256, b""), (b"u", "é".encode() * 128), (b"u\0", b"p"), (b"u", b"\xff")]
+    ("user", "password"), [(b"u" * 256, b""), (b"u", "é".encode() * 1537), (b"u\0", b"p"), (b"u", b"\xff")]
 )
 def test_credentials_that_the_broker_would_not_read(user: bytes, password: bytes) -> None:
     with pytest.raises(ProblemError) as raised:
