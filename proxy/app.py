@@ -83,9 +83,12 @@ async def run(in_force: SettingsInForce) -> None:
     _warn_of_open_doors(settings)
     descriptors.warn_beyond(settings, descriptors.raise_limit())
     memory.warn_beyond(settings, memory.limit())
-    async with Management(
-        settings.management_url, settings.management_timeout, files.management_login, files.management_tls
-    ) as api:
+    async with (
+        files.logging_in(),
+        Management(
+            settings.management_url, settings.management_timeout, files.management_authorization, files.management_tls
+        ) as api,
+    ):
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
         selection = Selection(settings.route, settings.shadow, settings.pass_, settings.groups)
         selection.take_share(settings.route_share)
@@ -125,6 +128,7 @@ async def run(in_force: SettingsInForce) -> None:
             publisher,
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
+            access_token=files.access_token,
         )
         onlooker = Onlooker(settings, api)
         parts = Parts(
@@ -216,6 +220,7 @@ def _publisher(settings: Settings, brokers: Brokers, files: Files) -> Publisher:
         connections=settings.broker_connections,
         connect_timeout=settings.lookup_timeout,
         confirm_timeout=settings.confirm_timeout,
+        opened=files.follow,
     )
 
 

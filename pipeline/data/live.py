@@ -9,7 +9,6 @@ from yarl import URL
 from pipeline import PipelineError
 from pipeline.data.rings import RingSpec
 from proxy.settings.config import Settings
-from proxy.settings.credentials import of_url
 from proxy.settings.parse import ConfigError
 from proxy.settings.tls import BrokerTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
@@ -69,7 +68,7 @@ def management(settings: Settings) -> Management:
     """Return the settings' management API, to be opened with `async with`. Raises ConfigError for a bad certificate."""
     urls = settings.management_url
     encrypted = next((url for url in urls if url.scheme == "https"), urls[0])
-    return Management(urls, settings.management_timeout, lambda: of_url(urls[0]), tls_of(encrypted, settings))
+    return Management(urls, settings.management_timeout, tls=tls_of(encrypted, settings))
 
 
 def tls_of(url: URL, settings: Settings) -> Callable[[], ssl.SSLContext] | None:

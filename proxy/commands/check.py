@@ -11,7 +11,7 @@ from proxy.journal.files import check_folder
 from proxy.journal.journaling import key_form
 from proxy.settings.config import Settings
 from proxy.settings.credentials import credentials
-from proxy.settings.files import broker_tls, server_tls
+from proxy.settings.files import broker_tls, client_secret_in, server_tls
 from proxy.settings.parse import ConfigError
 from proxy.settings.tokens import Access
 from proxy.topology import ring_cache
@@ -41,6 +41,7 @@ def _checks(settings: Settings) -> list[Callable[[], object]]:
         partial(_brokers, settings),
         partial(credentials, "broker_password_file", settings.broker_url, settings.broker_password_file),
         partial(credentials, "management_password_file", settings.management_url[0], settings.management_password_file),
+        *([partial(client_secret_in, settings)] if settings.oauth_token_url is not None else []),
         settings.with_secrets,
         partial(key_form, settings),
         partial(tracing.check, settings),

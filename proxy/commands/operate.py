@@ -10,6 +10,7 @@ import msgspec
 from proxy.commands.asking import WHICH, QuestionError, ask, rings
 from proxy.groups.operators import Act, Answer, Order
 from proxy.settings.config import Settings
+from proxy.settings.credentials import of_url
 from proxy.settings.files import Files
 
 ACTS: Final = {
@@ -85,7 +86,7 @@ async def _sent(settings: Settings, vhost: str, exchange: str, order: Order) -> 
     from proxy.journal.stream import connector
 
     files = Files(settings)
-    user, _ = files.broker_login()
+    user, _ = of_url(settings.broker_url)
     answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def take(message: AbstractIncomingMessage) -> None:
@@ -94,7 +95,8 @@ async def _sent(settings: Settings, vhost: str, exchange: str, order: Order) -> 
 
     message = aio_pika.Message(msgspec.json.encode(order), user_id=user, reply_to=_REPLY_TO)
     try:
-        connection = await connector(settings, files, vhost, "ringproxy operator")()
+        async with files.logging_in():
+            connection = await connector(settings, files, vhost, "ringproxy operator")()
     except OSError as error:
         raise QuestionError(f"broker_url: {error}") from None
     try:

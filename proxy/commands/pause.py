@@ -12,6 +12,7 @@ import msgspec
 from proxy.commands.asking import QuestionError
 from proxy.groups.pauses import Heeded, PauseOrder, Verb
 from proxy.settings.config import Settings
+from proxy.settings.credentials import of_url
 from proxy.settings.files import Files
 from proxy.topology.bindings import GROUP_NAME, PAUSES_SUFFIX, balancing
 
@@ -70,7 +71,7 @@ def run(settings: Settings, vhost: str | None, group: str, verb: Verb, shard: st
     what = f"shard {shard}" if shard else "all shards"
     lines = [f"{verb:<12} kept in virtual host {vhost}: {what} of the group {group}"]
     lines += sorted(f"{answer.host:<12} {_line(answer)}" for answer in answers)
-    user, _ = Files(settings).broker_login()
+    user, _ = of_url(settings.broker_url)
     if not answers:
         why = f"no sidecar with a member of {group} has a groups_operators that names {user!r}"
         lines.append(f"no answer    {why}: see that it does on all of them")
@@ -114,7 +115,7 @@ async def _sent(settings: Settings, vhost: str, order: PauseOrder) -> list[Heede
     from proxy.journal.stream import connector
 
     files = Files(settings)
-    user, _ = files.broker_login()
+    user, _ = of_url(settings.broker_url)
     answers: list[Heeded] = []
     answered = asyncio.Event()
 
@@ -128,7 +129,8 @@ async def _sent(settings: Settings, vhost: str, order: PauseOrder) -> list[Heede
         msgspec.json.encode(order), user_id=user, reply_to=_REPLY_TO, delivery_mode=aio_pika.DeliveryMode.PERSISTENT
     )
     try:
-        connection = await connector(settings, files, vhost, "ringproxy operator")()
+        async with files.logging_in():
+            connection = await connector(settings, files, vhost, "ringproxy operator")()
     except OSError as error:
         raise QuestionError(f"broker_url: {error}") from None
     try:

@@ -169,9 +169,12 @@ def connector(settings: Settings, files: Files, vhost: str, name: str) -> Connec
             context = files.broker_tls() if files.broker_tls is not None else None
             try:
                 async with asyncio.timeout(settings.lookup_timeout):
-                    return await connect_to(address, login, vhost, context, name)
+                    connection = await connect_to(address, login, vhost, context, name)
             except (OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {in_words(error)}")
+            else:
+                await files.follow(connection, login)
+                return connection
         raise OSError("; ".join(faults))
 
     return connect

@@ -89,6 +89,20 @@ class Socket(asyncio.Protocol):
             writing.write(self.transport, out)
         out.clear()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self.closed.done()
+
+    async def update_secret(self, new_secret: str, *, reason: str) -> None:
+        """Have the broker know this connection's user by another secret from now on; its answer is not awaited."""
+        self.protocol.update_secret(new_secret.encode(), reason.encode())
+        self.connection.wake()
+
+    async def close(self) -> None:
+        """Have the connection closed in good order, and made again; its end is not awaited."""
+        self.connection.leave(self)
+
     def end(self) -> None:
         """Close the socket, and give what is still to be written one second."""
         transport = self.transport
@@ -134,13 +148,16 @@ class BrokerConnection:
         open_timeout: float,
         confirm_timeout: float,
         inventory: Mapping[str, str] | None = None,
+        opened: Callable[[Socket, tuple[str, str]], Awaitable[None]] | None = None,
     ) -> None:
         """Take how to reach the broker; nothing is dialled before `run`. Times are in seconds.
 
         `dial` raises OSError; `login` returns user and password, and is asked at each try, since they may change.
-        `inventory` are the client properties that say who connects; without them those of a sidecar do.
+        It raises OSError if there is nothing to log in with. `inventory` are the client properties that say who
+        connects; without them those of a sidecar do. `opened` is told each socket that has logged in, and by what.
         """
         self._dial, self._login, self.vhost, self._inventory = dial, login, vhost, inventory
+        self._opened = opened
         self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
         self.protocol: PublisherProtocol | None = None
         """The protocol of the present socket once its handshake is over; None while there is none."""
@@ -203,11 +220,12 @@ class BrokerConnection:
         A connection that is younger than `DOUBT_AFTER` stays.
         """
         socket = self._socket
-        if (
-            socket is not None
-            and socket.protocol.stage is Stage.OPEN
-            and time.monotonic() - self.cluster_told_at > DOUBT_AFTER
-        ):
+        if socket is not None and time.monotonic() - self.cluster_told_at > DOUBT_AFTER:
+            self.leave(socket)
+
+    def leave(self, socket: Socket) -> None:
+        """Close a socket in good order if it is open, so that another one is made; confirms may still come."""
+        if socket.protocol.stage is Stage.OPEN:
             self._close(socket)
             self._loop.call_later(self._open_timeout, socket.abort)
 
@@ -247,7 +265,11 @@ class BrokerConnection:
 
     async def _connection(self, wanted: Callable[[bool], bool]) -> str:
         """Make one connection, look after it to its end, and return why it ended."""
-        protocol = PublisherProtocol(*self._login(), self.vhost, self._inventory)
+        try:
+            login = self._login()
+        except OSError as error:
+            return str(error)
+        protocol = PublisherProtocol(*login, self.vhost, self._inventory)
         socket: Socket | None = None
         try:
             async with asyncio.timeout(self._open_timeout):
@@ -259,6 +281,8 @@ class BrokerConnection:
                     await self._wait(socket)
             if protocol.stage is Stage.OPEN:
                 log.info("connected to the broker, virtual host %r", self.vhost)
+                if self._opened is not None:
+                    await self._opened(socket, login)
             while not socket.closed.done():
                 await self._wait(socket)
                 self._tick(socket, time.monotonic())

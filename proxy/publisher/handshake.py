@@ -14,6 +14,7 @@ from proxy.wire.frames import (
     CONNECTION_OPEN,
     CONNECTION_START_OK,
     CONNECTION_TUNE_OK,
+    CONNECTION_UPDATE_SECRET,
     FRAME_ERROR,
     LEAST_FRAME_MAX,
     U16,
@@ -85,6 +86,11 @@ def tune_ok(tune: Arguments) -> tuple[bytes, Limits]:
     heartbeat = min(tune.short() or HEARTBEAT, HEARTBEAT)
     frame = method_frame(0, CONNECTION_TUNE_OK, U16.pack(channel_max) + U32.pack(frame_max) + U16.pack(heartbeat))
     return frame, Limits(channel_max, frame_max or LONGEST_FRAME, heartbeat)
+
+
+def update_secret(secret: bytes, reason: bytes) -> bytes:
+    """Return the connection.update-secret frame, by which the user of an open connection logs in anew."""
+    return method_frame(0, CONNECTION_UPDATE_SECRET, U32.pack(len(secret)) + secret + shorted(reason))
 
 
 def open_vhost(vhost: str) -> bytes:

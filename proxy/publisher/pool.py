@@ -109,11 +109,14 @@ class Publisher:
         connections: int,
         connect_timeout: float,
         confirm_timeout: float,
+        opened: Callable[[Socket, Login], Awaitable[None]] | None = None,
     ) -> None:
         """Take how to connect; nothing is dialled yet. Times are in seconds.
 
         `login` gives this sidecar's own user, which gets `connections` for each virtual host; a guest gets one.
+        `opened` is told each socket by which this sidecar's own user has logged in.
         """
+        self._opened = opened
         self._dial, self._login, self._connections = dial, login, connections
         self._connect_timeout, self._confirm_timeout = connect_timeout, confirm_timeout
         self._groups: dict[tuple[str, Login | None], ConnectionGroup] = {}
@@ -153,10 +156,15 @@ class Publisher:
 
     def _begun(self, vhost: str, login: Login | None) -> ConnectionGroup:
         """Return a new group of connections that begin to connect, for a user's login or for the sidecar's own."""
-        asked = self._login if login is None else lambda: login
+        asked, opened = (self._login, self._opened) if login is None else (lambda: login, None)
         connections = tuple(
             BrokerConnection(
-                self._dial, asked, vhost, open_timeout=self._connect_timeout, confirm_timeout=self._confirm_timeout
+                self._dial,
+                asked,
+                vhost,
+                open_timeout=self._connect_timeout,
+                confirm_timeout=self._confirm_timeout,
+                opened=opened,
             )
             for _ in range(self._connections if login is None else 1)
         )

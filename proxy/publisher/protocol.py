@@ -202,6 +202,12 @@ class PublisherProtocol:
             self.pack()
             self.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has no more to publish"))
 
+    def update_secret(self, secret: bytes, reason: bytes) -> None:
+        """Append connection.update-secret to `out`. A broker that does not take the secret closes the connection."""
+        if self.stage is Stage.OPEN:
+            self.pack()
+            self.out.append(handshake.update_secret(secret, reason))
+
     def marks(self) -> list[tuple[ConfirmChannel, int]]:
         """Return each channel with unsettled publishes, and the number of its last publish, for `give_up`."""
         self.pack()

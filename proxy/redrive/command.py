@@ -64,7 +64,11 @@ def run(settings: Settings, exchange: str, queue: str, vhost: str | None, most: 
 async def _redrive(settings: Settings, exchange: str, queue: str, vhost: str, most: int | None) -> int:
     files = Files(settings)
     brokers = Brokers(settings.brokers, files.broker_tls, _DIALLED_WITHIN)
-    login = files.broker_login()
+    try:
+        async with files.logging_in():
+            login = files.broker_login()
+    except OSError as error:
+        raise LostError(str(error)) from None
     async with connected(brokers, login, vhost) as consumer, connected(brokers, login, vhost) as publisher:
         redrive = Redrive(consumer, publisher, vhost, exchange, queue)
         try:

@@ -69,6 +69,17 @@ class Settings:
     management_password_file: Path | None = _setting(
         None, "file whose first line replaces the password in each URL of management_url"
     )
+    oauth_token_url: URL | None = _setting(
+        None,
+        "URL where an OAuth 2 authorization server gives tokens, one of which then replaces the password in broker_url "
+        "and in management_url; a password file wins over it",
+        group="OAuth 2",
+    )
+    oauth_client_id: str | None = _setting(None, "id of the client that the sidecar is to the authorization server")
+    oauth_client_secret_file: Path | None = _setting(None, "file whose first line is the secret of oauth_client_id")
+    oauth_scope: str | None = _setting(
+        None, "scopes to ask for, with spaces between them; if empty, those that the authorization server gives unasked"
+    )
     amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "address where AMQP clients connect", group="Listeners")
     http_listen: Address = _setting(Address("127.0.0.1", 15680), "address where HTTP clients publish")
     admin_listen: Address = _setting(Address("127.0.0.1", 15681), "address of the probes, the metrics and the rings")
@@ -280,6 +291,7 @@ class Settings:
             if type(value) is int and value < 1:
                 raise ConfigError(f"{field.name}: {value} must be at least 1")
         self._check_urls()
+        self._check_oauth()
         self._check_listeners()
         self._check_tls()
         self._check_groups()
@@ -299,6 +311,27 @@ class Settings:
                 raise ConfigError(f"management_url: {place_of(number, len(self.management_url))}{why}")
         if any(not address.port for address in self.broker_addresses):
             raise ConfigError("broker_addresses: port 0 reaches no broker")
+
+    def _check_oauth(self) -> None:
+        """Check that the settings of OAuth 2 are complete and replace no others. Raises ConfigError."""
+        url = self.oauth_token_url
+        if url is None:
+            for name in ("oauth_client_id", "oauth_client_secret_file", "oauth_scope"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name}: needs oauth_token_url too")
+            return
+        if url.scheme not in ("http", "https"):
+            raise ConfigError("oauth_token_url: does not start with http:// or https://")
+        if url.user is not None or url.password is not None:
+            raise ConfigError("oauth_token_url: has a user; set oauth_client_id and oauth_client_secret_file")
+        for name in ("oauth_client_id", "oauth_client_secret_file"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"oauth_token_url: needs {name} too")
+        if self.broker_password_file is not None and self.management_password_file is not None:
+            raise ConfigError(
+                "oauth_token_url: has no effect, because broker_password_file and management_password_file have both "
+                "passwords; leave one of them out"
+            )
 
     def _management_mistake(self, url: URL) -> str:
         """Return what is wrong with one URL of the management API, without its credentials; empty if nothing is."""
@@ -340,7 +373,7 @@ class Settings:
                     raise ConfigError(f"{given}: needs {missing} too")
         if self.client_ca_file is not None and self.tls_cert_file is None:
             raise ConfigError("client_ca_file: clients show certificates over TLS only; set tls_cert_file")
-        if self.broker_url.scheme != "amqps" and not self.management_encrypted:
+        if not self.reaches_by_tls:
             for name in ("ca_file", "client_cert_file"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
@@ -417,6 +450,12 @@ class Settings:
         return any(url.scheme == "https" for url in self.management_url)
 
     @property
+    def reaches_by_tls(self) -> bool:
+        """Whether the broker, the management API or the authorization server is reached by TLS."""
+        by_oauth = self.oauth_token_url is not None and self.oauth_token_url.scheme == "https"
+        return self.broker_url.scheme == "amqps" or self.management_encrypted or by_oauth
+
+    @property
     def is_open(self) -> bool:
         """Whether anyone publishes over HTTP, from other machines too."""
         return not (is_loopback(self.http_listen.host) or self.tokens_file or self.client_ca_file)
@@ -446,7 +485,7 @@ class Settings:
             if file is not None:
                 password = secret(f"{name}_password_file", file)
                 urls[f"{name}_url"] = tuple(url.with_password(password) for url in urls[f"{name}_url"])
-            if any(url.password == HIDDEN for url in urls[f"{name}_url"]):
+            if self.oauth_token_url is None and any(url.password == HIDDEN for url in urls[f"{name}_url"]):
                 raise ConfigError(
                     f"{name}_url: the password is {HIDDEN!r}, which `config` shows in place of one; set "
                     f"{name}_password_file"

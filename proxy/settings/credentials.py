@@ -1,5 +1,6 @@
 """The user and password towards the broker and the management API, as they are at the time of each use."""
 
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from proxy.settings.parse import ConfigError, first_line
 from proxy.settings.watched import Watched
 
 Credentials = Callable[[], tuple[str, str]]
+
+Authorization = Callable[[], str]
+"""A function that gives the value of HTTP's header of this name. It raises OSError if there is none now."""
 
 
 def of_url(url: URL) -> tuple[str, str]:
@@ -26,6 +30,11 @@ def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
     if file is None:
         return lambda: (user, password)
     return Watched(setting, [file], lambda: (user, secret(setting, file)))
+
+
+def basic(login: Credentials) -> Authorization:
+    """Return a function that gives the header for a user and password (RFC 7617); the user has no colon."""
+    return lambda: f"Basic {b64encode(':'.join(login()).encode()).decode()}"
 
 
 def secret(setting: str, file: Path) -> str:

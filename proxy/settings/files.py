@@ -1,16 +1,20 @@
-"""The files that settings name, as they are now: tokens, certificates and passwords."""
+"""The files that settings name, as they are now: tokens, certificates and passwords; and the logins that follow."""
 
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
 from proxy.settings import watched
 from proxy.settings.config import Settings
-from proxy.settings.credentials import credentials
+from proxy.settings.credentials import Authorization, Credentials, basic, credentials, of_url, secret
 from proxy.settings.tls import BrokerTls, ServerTls
 from proxy.settings.tokens import Access
-from proxy.settings.watched import Watched
+from proxy.settings.watched import Renewed, Watched
+
+if TYPE_CHECKING:
+    from proxy.settings.access_token import AccessToken, Connection
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +31,68 @@ class Files:
         encrypted = settings.broker_url.scheme == "amqps", settings.management_encrypted
         self.broker_tls, self.management_tls = (self._client_side_tls if it_is else None for it_is in encrypted)
         """TLS towards the broker and the management API, asked at each connect; None for plain TCP."""
-        self.broker_login = credentials("broker_password_file", settings.broker_url, settings.broker_password_file)
-        """The login of HTTP publishes, asked for each connection; AMQP clients bring their own."""
-        self.management_login = credentials(
+        self.broker_login: Credentials = credentials(
+            "broker_password_file", settings.broker_url, settings.broker_password_file
+        )
+        """The login of HTTP publishes, asked for each connection; AMQP clients bring their own.
+
+        It raises OSError while there is none, since the authorization server has given no token.
+        """
+        management_login = credentials(
             "management_password_file", settings.management_url[0], settings.management_password_file
         )
+        self.management_authorization: Authorization = basic(management_login)
+        """The header by which the management API is asked, for each request; it raises OSError like `broker_login`."""
         tls = [it.watched for it in (self.server_tls, self._client_side_tls) if it is not None]
-        every: list[object] = [*more, self.access.tokens, *tls, self.broker_login, self.management_login]
+        every: list[object] = [*more, self.access.tokens, *tls, self.broker_login, management_login]
+        self._has_broker_password = settings.broker_password_file is not None
+        self.access_token: AccessToken | None = None
+        """The token that replaces passwords; None without an authorization server."""
+        if settings.oauth_token_url is not None:
+            every.append(self._log_in_by_token(settings))
         self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
         """The contents that have files, to be read again when these change."""
         self.asked = asyncio.Event()
         """Set to have all files read again at once, whether they have changed or not."""
+
+    def _log_in_by_token(self, settings: Settings) -> Watched[str]:
+        """Have an access token replace the passwords; return the secret by which it is fetched. Raises ConfigError."""
+        # Imported only where it is needed: aiohttp takes a tenth of a second, which a command would wait for.
+        from proxy.settings.access_token import AccessToken
+
+        file = settings.oauth_client_secret_file
+        client_secret = Watched("oauth_client_secret_file", [file], lambda: client_secret_in(settings))
+        token = self.access_token = AccessToken(settings, client_secret, self._client_side_tls)
+        user, _ = of_url(settings.broker_url)
+        if settings.broker_password_file is None:
+            self.broker_login = lambda: (user, token())
+        if settings.management_password_file is None:
+            self.management_authorization = lambda: f"Bearer {token()}"
+        return client_secret
+
+    @contextlib.asynccontextmanager
+    async def logging_in(self) -> AsyncIterator[None]:
+        """Fetch and renew the access token, if there is one; the context begins once the first try has ended."""
+        if self.access_token is None:
+            yield
+            return
+        renewing = asyncio.create_task(self.access_token.run())
+        try:
+            await self.access_token.tried.wait()
+            yield
+        finally:
+            renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await renewing
+
+    async def follow(self, connection: "Connection", login: tuple[str, str]) -> None:
+        """Have a connection, which has just been opened with this login, get each new access token, if there is one."""
+        if self.access_token is not None and not self._has_broker_password:
+            await self.access_token.follow(connection, login[1])
+
+    def renewed(self) -> list[Renewed]:
+        """Return all that is read or fetched again while the sidecar runs."""
+        return [*self.watched, *([self.access_token] if self.access_token is not None else [])]
 
     def certificate_ends(self) -> dict[str, float]:
         """Return when the certificates that this sidecar shows end, in seconds since 1970, by the setting.
@@ -70,8 +125,14 @@ def server_tls(settings: Settings) -> ServerTls | None:
     return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)
 
 
+def client_secret_in(settings: Settings) -> str:
+    """Return the secret by which an access token is fetched. Raises ConfigError; without its setting AssertionError."""
+    assert settings.oauth_client_secret_file is not None
+    return secret("oauth_client_secret_file", settings.oauth_client_secret_file)
+
+
 def broker_tls(settings: Settings) -> BrokerTls | None:
-    """Return the TLS towards the broker and the management API; None if neither is encrypted. Raises ConfigError."""
-    if settings.broker_url.scheme != "amqps" and not settings.management_encrypted:
+    """Return the TLS towards what this sidecar connects to; None if nothing of it is encrypted. Raises ConfigError."""
+    if not settings.reaches_by_tls:
         return None
     return BrokerTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

@@ -177,6 +177,7 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     int | None: parse_integer,
     Address: parse_address,
     URL: parse_url,
+    URL | None: parse_url,
     tuple[URL, ...]: parse_urls,
     Path | None: parse_path,
     str | None: parse_name,

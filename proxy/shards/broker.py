@@ -72,8 +72,10 @@ async def reached(settings: Settings) -> AsyncIterator[Broker]:
     Raises ManagementError, TopologyError or ConfigError.
     """
     files = Files(settings)
-    api = Management(settings.management_url, settings.management_timeout, files.management_login, files.management_tls)
-    async with api:
+    api = Management(
+        settings.management_url, settings.management_timeout, files.management_authorization, files.management_tls
+    )
+    async with files.logging_in(), api:
         # From here on a node of another cluster is not asked, should management_url name one.
         identity = ClusterIdentity(api)
         await identity.ask()
@@ -211,6 +213,7 @@ async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnecti
             if why := broker.identity.mismatch(_cluster_of(connection)):
                 await _close(connection)
                 raise OSError(f"broker_url: {why}")
+            await files.follow(connection, login)
             return connection
     raise OSError(f"broker_url: no connection to virtual host {vhost!r}: {'; '.join(faults)}")
 

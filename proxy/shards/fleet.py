@@ -17,8 +17,8 @@ from yarl import URL
 
 from proxy.process.identity import ID_HEADER, JOB, SIDECAR_ID
 from proxy.settings.config import Settings
-from proxy.topology.answers import MAX_VALUES, TopologyError, decode_whole
 from proxy.settings.http_client import limited, session
+from proxy.topology.answers import MAX_VALUES, TopologyError, decode_whole
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.users import sees_all_connections
 

@@ -16,7 +16,8 @@ import aiohttp
 from yarl import URL
 
 from proxy.settings.connection_faults import in_words, not_http
-from proxy.settings.credentials import Credentials, of_url
+from proxy.settings.credentials import Authorization, basic, of_url
+from proxy.settings.http_client import limited, session
 from proxy.settings.parse import Address
 from proxy.topology.answers import REFUSAL, Body, decode_answer, decode_whole
 from proxy.topology.bindings import (
@@ -34,7 +35,6 @@ from proxy.topology.bindings import (
     parse_names,
     parse_nodes,
 )
-from proxy.settings.http_client import limited, session
 from proxy.topology.nodes import Node, Nodes
 
 log = logging.getLogger(__name__)
@@ -137,20 +137,20 @@ class Management:
         self,
         urls: Sequence[URL],
         timeout: float,
-        credentials: Credentials | None = None,
+        authorization: Authorization | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """Take the URLs of the cluster's nodes, at least one, and the seconds that a node may take for a request and
         its body.
 
-        `credentials` and `tls` are called for each request. Without them, the credentials of the first URL and the
+        `authorization` and `tls` are called for each request. Without them, the credentials of the first URL and the
         system's certificates are used.
         """
         self._nodes = Nodes(urls)
         self.why_foreign: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
         """A function that says why a cluster with this name and these nodes is not the one asked before; empty if it
         is."""
-        self._credentials = credentials or (lambda: of_url(urls[0]))
+        self._authorization = authorization or basic(lambda: of_url(urls[0]))
         self._tls = tls
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -358,7 +358,10 @@ class Management:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)
         url = URL(f"{str(node.base).rstrip('/')}{shown}{request.query}", encoded=True)
-        authorization = {"Authorization": aiohttp.encode_basic_auth(*self._credentials())}
+        try:
+            authorization = {"Authorization": self._authorization()}
+        except OSError as error:
+            raise ManagementError(f"{shown}: {error}") from None
         tls = self._tls() if self._tls is not None else True
         try:
             async with self._session.request(

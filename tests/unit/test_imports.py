@@ -100,7 +100,7 @@ CIRCLES: set[frozenset[str]] = set()
 
 IO_MODULES = {
     "proxy.wire": {"writing"},
-    "proxy.settings": {"files", "http_client", "tls"},
+    "proxy.settings": {"access_token", "files", "http_client", "tls"},
     "proxy.process": {"amqp_client", "logs"},
     "proxy.topology": {
         *("cluster", "entry_builder", "kept_rings", "lanes", "lookups", "management"),

@@ -349,25 +349,25 @@ class ProxyCollector(Collector):
             "ringproxy_reload_failures",
             "Times that a changed file of a setting had a mistake.",
             ["setting"],
-            {(each.setting,): each.failures for each in self._files.watched},
+            {(each.setting,): each.failures for each in self._files.renewed()},
         )
         yield _gauge(
             "ringproxy_reload_ok",
             "1 if the files of a setting are in force as they are, 0 if their last good version is.",
             ["setting"],
-            {(each.setting,): not each.fault for each in self._files.watched},
+            {(each.setting,): not each.fault for each in self._files.renewed()},
         )
         yield _counter(
             "ringproxy_reload_successes",
             "Times that files of a setting were read again and had no mistake.",
             ["setting"],
-            {(each.setting,): each.successes for each in self._files.watched},
+            {(each.setting,): each.successes for each in self._files.renewed()},
         )
         yield _gauge(
             "ringproxy_reload_success_timestamp_seconds",
             "When the files of a setting were last read without a mistake, in seconds since 1970.",
             ["setting"],
-            {(each.setting,): each.read_at for each in self._files.watched},
+            {(each.setting,): each.read_at for each in self._files.renewed()},
         )
         yield GaugeMetricFamily(
             "ringproxy_reload_needs_restart",

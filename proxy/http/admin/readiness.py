@@ -6,6 +6,7 @@ from proxy.publisher.pool import Publisher
 from proxy.settings.patterns import Mode
 from proxy.settings.reload import SettingsInForce
 from proxy.settings.sources import written_name
+from proxy.settings.watched import Renewed
 from proxy.topology.names import some
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
@@ -28,8 +29,13 @@ class Readiness:
         *,
         default_vhost: str,
         draining: Callable[[], bool],
+        access_token: Renewed | None = None,
     ) -> None:
-        """Take the `default_vhost` whose connection readiness needs; `draining` returns whether the sidecar drains."""
+        """Take the `default_vhost` whose connection readiness needs; `draining` returns whether the sidecar drains.
+
+        `access_token` is the token by which this sidecar logs in; None where it has a password.
+        """
+        self._access_token = access_token
         self._router, self._scheduler, self._reader, self._publisher = router, scheduler, reader, publisher
         self._in_force, self._default_vhost, self._draining = in_force, default_vhost, draining
 
@@ -65,6 +71,9 @@ class Readiness:
         if self._in_force.watched is not None:
             # The settings that were read before stay in force.
             checks["settings file in force"] = self._in_force.fault
+        if self._access_token is not None:
+            # The last token may count for a while. Once it does not, the broker's check fails.
+            checks["access token renewed"] = self._access_token.fault
         return checks
 
     def notes(self) -> list[tuple[str, str]]:

@@ -42,6 +42,13 @@ SUCCEEDED: Final = ("confirmed", "passed", "sent")
 """The outcomes of publishes that succeeded."""
 
 
+_RENEWALS: Final = {
+    "config": "The settings file has a mistake",
+    "oauth_token_url": "The access token cannot be renewed",
+}
+"""The titles of findings where something cannot be read or fetched again, by its setting; any other names a file."""
+
+
 class Severity(IntEnum):
     """How bad a finding is."""
 
@@ -90,8 +97,8 @@ def _of_sidecar(o: Overview) -> Iterator[Finding]:
     if o.journal:
         yield Finding(Severity.WARNING, "The journal loses records", o.journal, "journal-loses-records")
     for setting, why in o.reloads.items():
-        what = "The settings file" if setting == "config" else f"A file of {setting}"
-        yield Finding(Severity.WARNING, f"{what} has a mistake", why, "a-reload-failed")
+        what = _RENEWALS.get(setting, f"A file of {setting} has a mistake")
+        yield Finding(Severity.WARNING, what, why, "a-reload-failed")
     for setting, days in o.certificates.items():
         text = f"It ends in {days:.1f} days." if days > 0 else "It has ended."
         yield Finding(Severity.WARNING, f"The certificate of {setting} ends", text, "a-certificate-ends")

@@ -157,7 +157,7 @@ class Snapshots:
             nowhere=late.get(("publish", *NOWHERE), {}),
             succeeded=sum(n for key, n in look.late.items() if key[0] == "publish" and key[3] in SUCCEEDED),
             journal=fault or (f"In the last 10 minutes {lost} records were dropped." if lost else ""),
-            reloads={each.setting: each.fault for each in parts.files.watched if each.fault},
+            reloads={each.setting: each.fault for each in parts.files.renewed() if each.fault},
             certificates={setting: days for setting, days in ends.items() if days < _SOON},
             exchanges=[
                 self._exchange(name, entry, name in stale, rates.get(name, {}), late.get(("publish", *name), {}))

@@ -97,6 +97,16 @@ def test_a_mistake_names_the_setting_and_the_file(folder: Path, setting: str, fi
     assert file.removesuffix("/below") in line or "bytes" in line
 
 
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [("nowhere", "cannot be read: No such file"), ("empty", "has an empty first line"), ("tls.key", "")],
+)
+def test_the_secret_of_a_client_of_an_authorization_server(folder: Path, file: str, why: str) -> None:
+    given = {"oauth_token_url": "http://h", "oauth_client_id": "c", "oauth_client_secret_file": str(folder / file)}
+    lines = mistakes(load_settings(None, {}, given, secrets=False))
+    assert [why in line and line.startswith("oauth_client_secret_file: ") for line in lines] == [True] * bool(why)
+
+
 @pytest.mark.parametrize("which", ["tls", "client"])
 def test_a_certificate_that_has_ended_is_a_mistake(folder: Path, which: str) -> None:
     (line,) = found(folder, **{f"{which}_cert_file": "old.crt", f"{which}_key_file": "old.key"})

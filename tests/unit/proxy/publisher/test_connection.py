@@ -502,6 +502,46 @@ async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.Mo
         await again(connection, broker, results, 1)
 
 
+async def test_who_follows_logins_is_told_each_and_may_renew_or_end_it() -> None:
+    """As the access token does, of which a socket takes a new one, or is closed."""
+    told: list[tuple[Socket, tuple[str, str]]] = []
+
+    async def opened(socket: Socket, login: tuple[str, str]) -> None:
+        told.append((socket, login))
+
+    logins = iter([("me", "first"), ("me", "second")])
+    async with listening(FakeBroker(confirms=True)) as broker:
+        connection = BrokerConnection(
+            *(broker.brokers().dial, lambda: next(logins), "v"), open_timeout=5, confirm_timeout=5, opened=opened
+        )
+        async with running(connection):
+            await eventually(lambda: told != [])
+            ((socket, login),) = told
+            assert (login, socket.is_closed) == (("me", "first"), False)
+            results = Results()
+            publish(connection, results, 0)
+            await socket.update_secret("new", reason="renewed")
+            assert await results.all(1) == [Outcome.CONFIRMED]
+            await broker.until(lambda: (10, 70) in broker.visits[0].methods)
+            await socket.close()
+            assert not connection.clear
+            await eventually(lambda: len(told) == 2)
+            assert (told[1][1], socket.is_closed) == (("me", "second"), True)
+            await socket.close()
+            assert connection.clear
+
+
+async def test_without_anything_to_log_in_with_nothing_is_dialled() -> None:
+    def login() -> tuple[str, str]:
+        raise ConnectionError("no token yet")
+
+    connection = BrokerConnection(stuck, login, "v", open_timeout=5, confirm_timeout=5)
+    async with running(connection):
+        await eventually(lambda: connection.fault == "no token yet")
+    assert connection.why == "no connection to the broker: no token yet"
+    assert not connection.login_refused
+
+
 async def test_abandoned() -> None:
     broker = FakeBroker()
     async with up(broker) as (connection, visit, results):

@@ -170,6 +170,27 @@ def test_blocked_and_unblocked() -> None:
     assert w.client.blocked
 
 
+def test_a_new_secret_goes_out_behind_what_was_published() -> None:
+    w = Wire()
+    w.publishes(1)
+    w.sent()
+    w.publishes(1)
+    token = b"e" * 3000  # longer than a short string
+    w.client.update_secret(token, b"renewed")
+    *before, (channel, update) = decoded(w.sent())
+    assert len(before) == 2
+    assert (channel, dict(update)) == (0, {"new_secret": token.decode(), "reason": "renewed"})
+    # The answer changes nothing.
+    w.fed(made(0, commands.Connection.UpdateSecretOk()))
+    assert w.client.stage is Stage.OPEN
+
+
+def test_no_new_secret_goes_where_nobody_is_logged_in() -> None:
+    client = PublisherProtocol("me", "secret", "v")
+    client.update_secret(b"token", b"renewed")
+    assert client.out == []
+
+
 def test_closing_takes_the_last_answers() -> None:
     w = Wire()
     w.publishes(2)

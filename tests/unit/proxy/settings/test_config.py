@@ -61,7 +61,10 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "broker_url": "amqps://u:p@broker.example/v",
         "broker_password_file": str(tmp_path / "secret"),
         "management_url": "https://u:p@broker.example:15671",
-        "management_password_file": str(tmp_path / "secret"),
+        "oauth_token_url": "https://login.example/token",
+        "oauth_client_id": "sidecar",
+        "oauth_client_secret_file": str(tmp_path / "secret"),
+        "oauth_scope": "rabbitmq.write:*/* rabbitmq.tag:management",
         "broker_addresses": "rabbit-1:5672,[::1]:5673",
         "amqp_listen": "[::1]:1",
         "allow_mechanisms": "EXTERNAL",
@@ -127,7 +130,9 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "log_format": "json",
     }
     (tmp_path / "secret").write_text("s3cret\n")
-    assert set(given) == set(field_names()) - {"journal_stream"}  # a journal goes to one of them
+    # A journal goes to one of two places, and one of the two password files leaves a login for the token.
+    left_out = {"journal_stream", "management_password_file"}
+    assert set(given) == set(field_names()) - left_out
     by_flag = load(tmp_path, **given)
     by_environment = load(tmp_path, None, {f"RINGPROXY_{name.upper()}": text for name, text in given.items()})
     by_file = load(tmp_path, "".join(f'{name} = "{text}"\n' for name, text in given.items()))
@@ -135,7 +140,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
     defaults = Settings()
     for field in dataclasses.fields(Settings):
         same = getattr(by_flag, field.name) == getattr(defaults, field.name)
-        assert same == (field.name == "journal_stream"), field.name
+        assert same == (field.name in left_out), field.name
     assert by_flag.amqp_listen == Address("::1", 1)
     assert by_flag.brokers == (Address("rabbit-1", 5672), Address("::1", 5673))
     assert Settings().brokers == (Address("localhost", 5672),)
@@ -188,6 +193,45 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be(tmp_path: Path, given: dict[str, str], fault: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(fault)):
         load(tmp_path, **given)
+
+
+OAUTH = {"oauth_token_url": "https://h/token", "oauth_client_id": "c", "oauth_client_secret_file": "f"}
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"oauth_client_id": "c"}, "oauth_client_id: needs oauth_token_url too"),
+        ({"oauth_client_secret_file": "f"}, "oauth_client_secret_file: needs oauth_token_url too"),
+        ({"oauth_scope": "s"}, "oauth_scope: needs oauth_token_url too"),
+        ({"oauth_token_url": "https://h"}, "oauth_token_url: needs oauth_client_id too"),
+        (
+            {"oauth_token_url": "https://h", "oauth_client_id": "c"},
+            "oauth_token_url: needs oauth_client_secret_file too",
+        ),
+        (OAUTH | {"oauth_token_url": "amqp://h"}, "oauth_token_url: does not start with http:// or https://"),
+        (OAUTH | {"oauth_token_url": "https://c:hush@h"}, "oauth_token_url: has a user; set oauth_client_id"),
+        (OAUTH | {"oauth_token_url": "https://h/token?a=b"}, "oauth_token_url: a URL's part after '?'"),
+        (
+            OAUTH | {"broker_password_file": "f", "management_password_file": "f"},
+            "oauth_token_url: has no effect, because broker_password_file and management_password_file have both",
+        ),
+    ],
+)
+def test_an_authorization_server_that_cannot_be(tmp_path: Path, given: dict[str, str], fault: str) -> None:
+    message = mistake(tmp_path, **given)
+    assert message.startswith(fault)
+    assert "hush" not in message
+
+
+def test_a_password_that_is_hidden_does_not_count_beside_a_token(tmp_path: Path) -> None:
+    given = {"broker_url": "amqp://me:***@h", "management_url": "http://me:***@h"}
+    assert "'***'" in mistake(tmp_path, **given)
+    assert load(tmp_path, **given, **OAUTH).oauth_client_id == "c"
+
+
+def test_the_ca_of_an_authorization_server_has_an_effect(tmp_path: Path) -> None:
+    assert load(tmp_path, **OAUTH, ca_file="ca.crt").reaches_by_tls
 
 
 def test_every_setting_has_a_meaning() -> None:

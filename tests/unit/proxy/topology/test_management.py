@@ -13,11 +13,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
+from proxy.settings.credentials import basic
+from proxy.settings.http_client import MOST_INTERIM
 from proxy.settings.tls import BrokerTls, ServerTls
 from proxy.topology import management
 from proxy.topology.answers import Body
 from proxy.topology.bindings import CONSISTENT_HASH, Binding, Exchange, TopologyError
-from proxy.settings.http_client import MOST_INTERIM
 from proxy.topology.management import (
     MAX_RETRY_AFTER,
     Management,
@@ -81,11 +82,21 @@ async def test_what_it_asks_and_what_it_gives(fake: FakeManagement, api: Managem
 
 async def test_it_logs_in_as_whoever_it_is_now(fake: FakeManagement) -> None:
     passwords = iter(["old", "ne:w é"])
-    async with Management([fake.url], 10, lambda: ("me", next(passwords))) as api:
+    async with Management([fake.url], 10, basic(lambda: ("me", next(passwords)))) as api:
         await api.vhosts()
         await api.vhosts()
     expected = {"Basic " + base64.b64encode(text.encode()).decode() for text in ("me:old", "me:ne:w é")}
     assert fake.authorizations == expected
+
+
+async def test_nothing_is_asked_without_anything_to_log_in_with(fake: FakeManagement) -> None:
+    def authorization() -> str:
+        raise ConnectionError("no token yet")
+
+    async with Management([fake.url], 10, authorization) as api:
+        with pytest.raises(ManagementError, match=r"^/api/vhosts: no token yet$"):
+            await api.vhosts()
+    assert fake.authorizations == set()
 
 
 async def test_tls_is_asked_for_at_each_request(fake: FakeManagement, tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ CASES: list[tuple[Overview, Severity, str, str]] = [
     (overview(journal="no space"), WARNING, "journal-loses-records", "no space"),
     (overview(reloads={"tokens_file": "no TOML"}), WARNING, "a-reload-failed", "no TOML"),
     (overview(reloads={"config": "unknown setting"}), WARNING, "a-reload-failed", "unknown setting"),
+    (overview(reloads={"oauth_token_url": "401"}), WARNING, "a-reload-failed", "401"),
     (overview(certificates={"tls_cert_file": 2.0}), WARNING, "a-certificate-ends", "ends in 2.0 days"),
     (overview(certificates={"tls_cert_file": -1.0}), WARNING, "a-certificate-ends", "has ended"),
     (
