@@ -1,13 +1,14 @@
 """A broker of a test module's own, whose settings and alarms its tests can change."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import pytest
 
 from testbed.broker import installation
-from testbed.node import Node, start_epmd
+from testbed.node import PLUGINS, Node, start_epmd
 from testbed.supervisor import Supervisor
 from tests.integration.broker_api import BrokerApi, VirtualHost
 
@@ -21,15 +22,21 @@ Control = Callable[..., None]
 
 
 @contextmanager
-def own_node(configuration: str, advanced: str = "[].\n") -> Iterator[tuple[Node, Control]]:
+def own_node(
+    configuration: str, advanced: str = "[].\n", files: Mapping[str, bytes] = MappingProxyType({}), *plugins: str
+) -> Iterator[tuple[Node, Control]]:
     """Yield a running node with these lines in its configuration, and its rabbitmqctl.
 
-    `advanced` is the text of its advanced.config: Erlang terms, for what the configuration has no setting for.
+    `advanced` is the text of its advanced.config: Erlang terms, for what the configuration has no setting for. `files`
+    are put into its folder, which the configuration calls `FOLDER`; `plugins` run besides those of every node.
     """
     rabbitmq = installation(BROKER)
     with Supervisor() as supervisor:
         node = Node(rabbitmq, supervisor, start_epmd(rabbitmq, supervisor))
-        (node.folder / "conf.d" / "more.conf").write_text(configuration)
+        (node.folder / "conf.d" / "more.conf").write_text(configuration.replace("FOLDER", str(node.folder)))
+        (node.folder / "enabled_plugins").write_text(f"[{','.join((*PLUGINS, *plugins))}].\n")
+        for name, content in files.items():
+            (node.folder / name).write_bytes(content)
         (node.folder / "advanced.config").write_text(advanced)
         node.start()
         yield node, node.control
