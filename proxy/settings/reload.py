@@ -2,12 +2,13 @@
 
 A reload is all or nothing. The file is parsed and checked as at a start, and one mistake leaves all as it was. If there
 is none, the live settings come into force together. Every other setting keeps the value of the start until a restart,
-and so may contradict a live one: that is a mistake, too.
+and so may contradict a live one: that is a mistake, too, and so is a file that may be half written.
 """
 
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from proxy.settings.config import Settings
@@ -47,6 +48,22 @@ def changes(now: Settings, new: Settings) -> Changes:
     return Changes(in_force, live, restart)
 
 
+def refuse_cut_off(
+    file: Path | None, last: Collection[str], at_start: Collection[str], now: Collection[str], restart: Collection[str]
+) -> None:
+    """Refuse a version of a settings file that its writer may have left half done. Raises ConfigError.
+
+    The first half of a file mostly has no mistake, and what it lacks gets its default: `route`, say, every exchange.
+    Given are the settings in the `last` version, in the one `at_start` and in the one of `now`, by their attributes,
+    and those that `now` changes by a `restart` only.
+    """
+    if last and not now:
+        raise ConfigError(f"{file}: has no settings; it may be half written")
+    if gone := [name for name in at_start if name not in now and (name not in LIVE or name in restart)]:
+        names = ", ".join(map(written_name, gone))
+        raise ConfigError(f"{file}: lacks {names}; it may be half written (dropping this needs a restart)")
+
+
 def without_effect(now: Settings, values: Mapping[str, Any], outside: Collection[str]) -> list[str]:
     """Return the settings of a file's `values` that come from `outside` the file, and differ there, by attribute."""
     return [name for name, value in values.items() if name in outside and value != getattr(now, name)]
@@ -70,6 +87,8 @@ class SettingsInForce:
         """The settings in force, without the passwords of other files."""
         self.watched: Watched[Collection[str]] | None = None
         """The settings in the file, by attribute, read again when it changes; None if there is no file."""
+        self._at_start: Collection[str] = ()
+        """The settings that the file had at the start, by their attributes."""
         if sources.file is None:
             self.now = sources.settings({})
         else:
@@ -108,9 +127,10 @@ class SettingsInForce:
         values = file_values(self.sources.file)
         new = self.sources.settings(values)
         if self.watched is None:  # at the start
-            self.now = new
+            self.now, self._at_start = new, values.keys()
             return values.keys()
         found = changes(self.now, new)
+        refuse_cut_off(self.sources.file, self.watched.value, self._at_start, values, found.restart)
         before, self.now, self.restart = self.now, found.in_force, found.restart
         if found.live:
             self.apply(self.now, found.live)

@@ -106,6 +106,33 @@ def test_a_mistake_changes_nothing(case: Case, caplog: pytest.LogCaptureFixture,
     assert (case.in_force.fault, case.applied) == ("", [])
 
 
+@pytest.mark.parametrize("text", ["", "# route\n"])
+def test_a_file_that_has_lost_all_its_settings_is_refused(case: Case, text: str) -> None:
+    case.reload(text)
+    assert case.in_force.fault == f"{case.file}: has no settings; it may be half written"
+    assert case.applied == []
+
+
+def test_a_file_that_has_lost_what_needs_a_restart_is_refused(tmp_path: Path) -> None:
+    case = Case(tmp_path, 'drain_time = 20\nmax_sessions = 9\ngroups = ["a"]\n', {}, {})
+    for text, lost in (
+        ('max_sessions = 9\ngroups = ["a"]\n', "drain_time"),
+        ("max_sessions = 9\ndrain_time = 20\n", "groups"),
+        ("max_sessions = 8\n", "drain_time, groups"),
+    ):
+        case.reload(text)
+        why = f"{case.file}: lacks {lost}; it may be half written (dropping this needs a restart)"
+        assert (case.in_force.fault, case.applied) == (why, [])
+    case.reload('drain_time = 20\ngroups = ["a"]\n')
+    assert (case.in_force.fault, case.in_force.now.max_sessions) == ("", 1000)
+
+
+def test_a_file_that_was_empty_at_the_start_may_stay_so(tmp_path: Path) -> None:
+    case = Case(tmp_path, "", {}, {})
+    case.reload("")
+    assert (case.in_force.fault, case.applied) == ("", [])
+
+
 def test_the_report_has_every_setting_with_its_origin_and_no_password(case: Case) -> None:
     case.reload('broker_url = "amqp://me:secret@h/"\nsync_interval = 3\n')
     report = case.in_force.report()
