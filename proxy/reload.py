@@ -93,9 +93,9 @@ class Reload:
         consumed = self._attendants.groups.exchanges() if self._attendants is not None else ()
         self._selection.take(settings.route, settings.shadow, settings.pass_, settings.groups, consumed)
         changed = {name for name in names if self._says(name) != before[name]}
-        unknown = changed - self._scheduler.known()
-        named_exchanges = named_by(settings)
-        self._scheduler.reselect(named_exchanges, changed - unknown, unknown)
+        # Publishes to an exchange that was to be routed and has no entry yet wait for it, and did so before.
+        unread = {name for name in changed if name not in self._router.entries and before[name][0] is not Mode.ROUTE}
+        self._scheduler.reselect(named_by(settings), (changed & self._scheduler.known()) - unread, unread)
         modes: dict[str, list[Name]] = {}
         for name in sorted(changed):
             old, new = before[name][0], self._selection.mode(*name)

@@ -207,6 +207,7 @@ class RouteTable:
         router, shadow = self._tables.router, PassReason.SHADOW
         entry = router.entries.get(name)
         if entry is None:
+            self._tables.passes(name)
             self._tables.want(name)
             # Not kept: each publish asks anew for a reading that failed. Clients may choose the names.
             known = name if self._tables.selection.names(name[1]) else NOWHERE

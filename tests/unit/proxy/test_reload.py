@@ -170,6 +170,48 @@ async def test_while_readings_fail_publishes_go_the_former_way(fake: FakeManagem
         await eventually(lambda: (case.reason(), case.reason("known")) == (None, None))
 
 
+async def test_a_shadowed_exchange_that_was_never_read_passes_on(fake: FakeManagement) -> None:
+    async with parts(fake, running=True, route=(), shadow=("x",), interval=0.1) as case:
+        fake.fail(status(500))
+        assert case.reason() is PassReason.SHADOW
+        case.change(route=("x",), shadow=())
+        assert case.reason() == "waits"
+        await eventually(lambda: case.reason() is PassReason.MODE_PASS)
+        fake.mend()
+        await eventually(lambda: case.reason() is None)
+
+
+async def test_an_exchange_that_is_being_read_for_the_first_time_passes_on(fake: FakeManagement) -> None:
+    """It passes until a reading succeeds; one that was to be routed waits as before, or its keys would move."""
+    async with parts(fake, running=True, route=(), groups=("x",), named=(X,), interval=0.1) as case:
+        gate = Gate(fake)
+        fake.fail(gate)
+        await eventually(lambda: X in case.made.scheduler.known())
+        assert case.reason() is PassReason.MODE_PASS
+        case.change(route=("x",), groups=("x",))
+        assert case.reason() == "waits"
+        await case.made.scheduler.look_up(X, 0.05)
+        assert case.reason() is PassReason.MODE_PASS
+        gate.open()
+        fake.mend()
+        await eventually(lambda: case.reason() is None)
+
+
+async def test_an_exchange_that_was_to_be_routed_does_not_pass_while_it_is_read(fake: FakeManagement) -> None:
+    async with parts(fake) as case:
+        gate = Gate(fake)
+        fake.fail(gate, BINDINGS_OF_X)
+        reading = asyncio.create_task(case.made.scheduler.look_up(X, 10))
+        await eventually(lambda: gate.waiting == 1)
+        case.change(route=("x",))
+        assert X not in case.made.router.entries
+        gate.open()
+        await reading
+        assert case.reason() == "waits"
+        await case.made.scheduler.look_up(X, 10)
+        assert case.reason() is None
+
+
 async def test_a_reading_that_began_before_a_reload_does_not_count(fake: FakeManagement) -> None:
     async with parts(fake, route=()) as case:
         gate = Gate(fake)
