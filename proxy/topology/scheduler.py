@@ -309,7 +309,8 @@ class Scheduler:
         for name in passed:
             self._reader.pass_until_read(name)
             self._track(name, self._new(name))
-        upstream = {name for name, entry in self._router.entries.items() if changed and entry.upstream is not None}
+        # The ring behind an upstream exchange need not be known, as long as settings did not say to route it.
+        upstream = {name for name, entry in self._router.entries.items() if entry.upstream is not None}
         for name in {*changed, *passed, *upstream}:
             # While readings fail, a publish that waited for one would go the former way after all.
             if self._is_readable(name):

@@ -254,6 +254,18 @@ async def test_an_upstream_exchange_is_read_anew_if_a_ring_behind_it_changes(fak
         assert case.reason("events") is PassReason.NO_RING
 
 
+async def test_an_upstream_exchange_follows_once_the_ring_behind_it_is_to_be_routed(fake: FakeManagement) -> None:
+    fake.exchange("events", binding("x", "#", "exchange"), type="topic")
+    async with parts(fake, route=("events",)) as case:
+        await case.made.scheduler.look_up(("/", "events"), 10)
+        assert case.reason("events") is PassReason.NO_RING
+        assert X not in case.made.router.entries
+        case.change(route=("events", "x"))
+        assert case.reason("events") == "waits"
+        await case.made.scheduler.look_up(("/", "events"), 10)
+        assert case.reason("events") is None
+
+
 async def test_named_exchanges_are_read_in_turn_and_others_no_more(fake: FakeManagement) -> None:
     fake.exchange("y", binding("a"))
     async with parts(fake, running=True, route=("x", "absent"), named=(X, ("/", "absent"))) as case:
