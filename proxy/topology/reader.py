@@ -192,7 +192,13 @@ class Reader:
         self._put(name, before, entry, change)
 
     def _put(self, name: Name, before: Entry | None, entry: Entry, change: Change | None) -> None:
-        """Replace an exchange's entry, and count and log how the new one differs."""
+        """Replace an exchange's entry, unless that is of a newer reading, and count and log how the new one differs.
+
+        Two readings overlap if a reload names an exchange during its first one.
+        """
+        present = self._router.entries.get(name)
+        if present is not None and present.read_at > entry.read_at:
+            return
         self._router.put(name, entry)
         if change:
             self.changes[name] += 1

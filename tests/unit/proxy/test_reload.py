@@ -227,6 +227,23 @@ async def test_a_reading_that_began_before_a_reload_does_not_count(fake: FakeMan
         assert case.made.weights() == {A: 1, B: 1}
 
 
+async def test_the_newer_of_two_readings_that_overlap_counts(fake: FakeManagement) -> None:
+    """A reload names an exchange, which is then read in turn, while the reading for its first publish hangs."""
+    async with parts(fake, running=True) as case:
+        gate = Gate(fake)
+        fake.fail(gate, BINDINGS_OF_X)
+        reading = asyncio.create_task(case.made.scheduler.look_up(X, 10))
+        await eventually(lambda: gate.waiting == 1)
+        fake.mend()
+        case.change(route=("x",))
+        await eventually(lambda: case.reason() is None)
+        newer = case.made.entry
+        gate.open()
+        await reading
+        await eventually(lambda: not case.made.scheduler.known() - case.made.router.entries.keys())
+        assert case.made.entry.read_at >= newer.read_at
+
+
 async def test_lanes_are_no_destinations_once_an_exchange_is_routed(fake: FakeManagement) -> None:
     """While it is passed, nobody looks for lanes, and the exchange is bound to exchanges."""
     async with parts(fake, route=(), named=(X,)) as case:
