@@ -114,7 +114,7 @@ async def run(in_force: SettingsInForce) -> None:
         readings = Readings(scheduler, reader.identity, settings.lookup_timeout)
         attendants = _attendants(settings, groups, publisher, tracing.tracer)
         listener = _listener(settings, tables["amqp"], readings, brokers, counts, attendants)
-        limits, sizes = Limits(settings.max_in_flight, settings.max_in_flight_bytes), Sizes(settings)
+        limits, sizes = Limits(settings.max_in_flight, settings.max_in_flight_bytes), Sizes.of(settings)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
         gate = Gate(router, files.access, limits, counts, sizes=sizes, body_timeout=settings.body_timeout, names=names)
@@ -188,7 +188,7 @@ async def run(in_force: SettingsInForce) -> None:
                 *("s" if files.server_tls else "", Address(*http.addresses[0][:2])),
             )
             in_force.apply = Reload(
-                selection, router, scheduler, tables.values(), onlooker, attendants, listener, http, limits, sizes
+                selection, router, scheduler, tables.values(), onlooker, attendants, listener, http, gate
             )
             publisher.connect(settings.default_vhost)
             admin.started = True

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from proxy.groups.onlooker import Onlooker
-from proxy.http.admission.limits import Limits
+from proxy.http.admission.gate import Gate
 from proxy.http.admission.sizes import Sizes
 from proxy.http.server import ProblemRunner
 from proxy.process import descriptors, memory
@@ -56,20 +56,19 @@ class Reload:
         attendants: "Attendants | None",
         listener: Listener,
         http: ProblemRunner,
-        limits: Limits,
-        sizes: Sizes,
+        gate: Gate,
     ) -> None:
         """Take the parts; `attendants` is None where no session has groups."""
         self._selection, self._router, self._scheduler, self._tables = selection, router, scheduler, tables
         self._onlooker, self._attendants = onlooker, attendants
-        self._listener, self._http, self._limits, self._sizes = listener, http, limits, sizes
+        self._listener, self._http, self._gate = listener, http, gate
 
     def __call__(self, settings: Settings, changed: Collection[str]) -> None:
         """Put settings into force, of which those with the attributes in `changed` are new."""
         set_level(settings.log_level)
         self._listener.max_sessions = settings.max_sessions
-        self._limits.resize(settings.max_in_flight, settings.max_in_flight_bytes)
-        self._sizes.take(settings)
+        self._gate.limits.resize(settings.max_in_flight, settings.max_in_flight_bytes)
+        self._gate.sizes = Sizes.of(settings)
         if "max_http_connections" in changed:
             self._http.limit_connections(settings.max_http_connections)
         if not {"max_http_connections", "max_sessions", "max_in_flight_bytes"}.isdisjoint(changed):

@@ -148,7 +148,7 @@ class _Gate:
     """Lets everyone in, with that body."""
 
     def __init__(self, body: bytes) -> None:
-        self._body, self.sizes = body, Sizes(Settings(max_body=1 << 20))
+        self._body, self.sizes = body, Sizes.of(Settings(max_body=1 << 20))
 
     @contextmanager
     def admitted(self, messages: int) -> Iterator[None]:

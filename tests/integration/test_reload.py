@@ -1,9 +1,12 @@
 """A settings file that changes under a running sidecar: what changes at once, what waits, what publishers see."""
 
 import itertools
+import json
 import os
 import signal
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -274,6 +277,26 @@ def test_limits_and_the_log_level_change_at_once(
         assert "settings: max_sessions: 1 -> 1000" in sidecar.log()
         stack.enter_context(client.session(sidecar.amqp_port, rings.name))
         sidecar.publish("flipped", "k", b"x" * 11, vhost=rings.name).receipt()
+
+
+def test_a_batch_keeps_the_limits_of_its_beginning(
+    sidecar: Sidecar, settings: SettingsFile, rings: VirtualHost
+) -> None:
+    """Its body comes in parts, and the limits are lowered between them."""
+    path = f"/v1/exchanges/flipped/publish/batch?vhost={quote(rings.name, safe='')}"
+    lines = [json.dumps({"key": "k", "payload": "x" * 20}).encode() + b"\n"] * 4
+
+    def parts() -> Iterator[bytes]:
+        yield lines[0] * 2
+        settings.reload(sidecar, route=toml("*"), max_body=10, max_batch=1, max_batch_body=10)
+        yield lines[2] * 2
+
+    with closing(HTTPConnection("127.0.0.1", sidecar.port, timeout=30)) as connection:
+        connection.request("POST", path, parts(), {"Content-Type": "application/x-ndjson"}, encode_chunked=True)
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+    items = [{"key": "k", "payload": "x"}] * 2
+    assert sidecar.batch("flipped", items, vhost=rings.name).status == 413
 
 
 def test_members_of_a_group_stay_until_they_leave(

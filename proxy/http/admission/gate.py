@@ -99,7 +99,7 @@ class Gate:
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
         self.sizes = sizes
-        """The most that one request may bring."""
+        """The most that one request may bring which begins now; a request of many parts asks once."""
         self.guesses = Guesses(counts.credentials)
         self.loop = asyncio.get_running_loop()
         self.draining = False

@@ -1,20 +1,21 @@
 """The most that one request over HTTP may bring: bytes of a message and of a batch, and messages of a batch."""
 
+from typing import NamedTuple, Self
+
 from proxy.settings.config import Settings
 
 
-class Sizes:
-    """The limits of one request, which a reload changes for the requests from then on."""
+class Sizes(NamedTuple):
+    """The limits of one request. A reload puts others in their place, for the requests that begin from then on."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Take the limits from the settings."""
-        self.take(settings)
+    max_body: int
+    """The most bytes of one message."""
+    max_batch: int
+    """The most messages of one batch."""
+    max_batch_body: int
+    """The most bytes of one batch, decompressed."""
 
-    def take(self, settings: Settings) -> None:
-        """Take the limits anew."""
-        self.max_body = settings.max_body
-        """The most bytes of one message."""
-        self.max_batch = settings.max_batch
-        """The most messages of one batch."""
-        self.max_batch_body = settings.max_batch_body
-        """The most bytes of one batch, decompressed."""
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the limits that settings give."""
+        return cls(settings.max_body, settings.max_batch, settings.max_batch_body)

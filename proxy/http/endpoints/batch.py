@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from proxy.http.admission.gate import INGRESS, Admitted, Gate, head_of
+from proxy.http.admission.sizes import Sizes
 from proxy.http.formats.answers import json_answer
 from proxy.http.formats.fields import ItemError, message_of
 from proxy.http.formats.items import Items
@@ -49,6 +50,9 @@ _INSTEAD = "a message has its own `key`, `properties` and `headers`"
 Add = Callable[[Batch, Item], Coroutine[Any, Any, None] | None]
 """Adds an item to a batch, and gives what must be awaited before the next, if anything; keeps nothing of the item."""
 
+_Send = Callable[[Admitted, Batch, Iterator[Item]], Awaitable[None]]
+"""Sends the items of a piece, and keeps nothing of them."""
+
 
 class BatchEndpoint:
     """The batch endpoint, and the publishing of batches for others that take one (CloudEvents)."""
@@ -67,7 +71,9 @@ class BatchEndpoint:
             self._gate.authorize(request, name, admitted)
             refuse_message_headers(request, _INSTEAD)
             framing, gzip = _framed(request)
-            return await self.sent(request, admitted, name, framing, partial(self._add, set()), gzip=gzip)
+            sizes = self._gate.sizes
+            add = partial(self._add, set(), sizes.max_body)
+            return await self.sent(request, admitted, name, framing, sizes, add, gzip=gzip)
 
     async def sent(
         self,
@@ -75,13 +81,17 @@ class BatchEndpoint:
         admitted: Admitted,
         name: Name,
         framing: Framing,
+        sizes: Sizes,
         add: Add,
         *,
         gzip: bool = False,
         words: FieldNames = MESSAGES,
     ) -> web.Response:
-        """Publish the batch in a request's body; return its answer. Raises ProblemError unless all is confirmed."""
-        items = self._items(request, framing, gzip)
+        """Publish the batch in a request's body, which must keep `sizes` to its end; return its answer.
+
+        Raises ProblemError unless all is confirmed.
+        """
+        items = _items(request, framing, sizes, gzip)
         admitted.batch = True
         # One buffer may come while a look-up is waited for; a silent client takes the room of others no longer than
         # that.
@@ -93,7 +103,7 @@ class BatchEndpoint:
         broken: ProblemError | None = None
         try:
             try:
-                await self._read(request, admitted, items, batch, add)
+                await self._read(request, admitted, items, batch, partial(self._send, sizes.max_batch, add))
             except ProblemError as problem:
                 broken = problem
             started = time.monotonic()
@@ -118,15 +128,7 @@ class BatchEndpoint:
             answer["results"] = batch.results()
         return json_answer(answer)
 
-    def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
-        """Return the reader of the body's items. Raises ProblemError 413 for a body that is announced as too long."""
-        most = self._gate.sizes.max_batch_body
-        if (request.content_length or 0) > most:
-            raise more_than(most, "max_batch_body")
-        most_item = self._gate.sizes.max_body * _JSON_SHARE + _BUFFER
-        return Items(framing, gzip=gzip, most_bytes=most, most_item=most_item)
-
-    async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
+    async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, send: _Send) -> None:
         """Read the body, and send each message as it becomes whole. Raises ProblemError if reading fails."""
         head, came = admitted.size, 0
         try:
@@ -135,22 +137,21 @@ class BatchEndpoint:
                 # The room covers the bytes that are read, and as many that wait behind them.
                 self._gate.hold(admitted, head + 2 * min(came, _BUFFER) + len(batch) * _ENTRY)
                 for piece in items.pieces(part):
-                    await self._send(admitted, batch, piece, add)
+                    await send(admitted, batch, piece)
                     self._gate.hold(admitted, items.held + len(batch) * _ENTRY)
                     # Others take their turn between the pieces, also where the next one is there already.
                     await asyncio.sleep(0)
-            await self._send(admitted, batch, items.end(), add)
+            await send(admitted, batch, items.end())
         except BodyError as error:
             if error.too_large:
                 raise too_large(str(error)) from None
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
-    async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:
-        """Send the items of a piece, up to `max_batch` in the batch. Raises BodyError at the first one beyond it.
+    async def _send(self, most: int, add: Add, admitted: Admitted, batch: Batch, piece: Iterator[Item]) -> None:
+        """Send the items of a piece, up to `most` in the batch. Raises BodyError at the first one beyond it.
 
         Returns between pieces, so that no item is held while the next is awaited.
         """
-        most = self._gate.sizes.max_batch
         for item in piece:
             if len(batch) >= most:
                 raise BodyError(len(batch), f"{batch.words.messages}: more than {most} (max_batch)", too_large=True)
@@ -160,11 +161,11 @@ class BatchEndpoint:
                 item.clear()
                 await step
 
-    def _add(self, ids: set[str], batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
+    def _add(self, ids: set[str], most: int, batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
         """Add one item to the batch, and return what must be awaited before the next; None if nothing must.
 
-        An item with a mistake, an id in `ids` or too long a payload is refused in the batch, which goes on. `ids` gets
-        the item's id. `_send` has looked at `max_batch`.
+        An item with a mistake, an id in `ids` or a payload of more than `most` bytes is refused in the batch, which
+        goes on. `ids` gets the item's id. `_send` has looked at `max_batch`.
         """
         index = len(batch)
         try:
@@ -179,11 +180,19 @@ class BatchEndpoint:
                 batch.refuse(message_id, None, f"messages[{index}].id: given twice: {message_id!r}", message)
                 return None
             ids.add(message_id)
-        if len(message.body) > self._gate.sizes.max_body:
-            detail = f"messages[{index}].payload: more than {self._gate.sizes.max_body} bytes (max_body)"
+        if len(message.body) > most:
+            detail = f"messages[{index}].payload: more than {most} bytes (max_body)"
             batch.refuse(message_id, None, detail, message)
             return None
         return batch.add(message_id, message)
+
+
+def _items(request: web.Request, framing: Framing, sizes: Sizes, gzip: bool) -> Items:
+    """Return the reader of the body's items. Raises ProblemError 413 for a body that is announced as too long."""
+    most = sizes.max_batch_body
+    if (request.content_length or 0) > most:
+        raise more_than(most, "max_batch_body")
+    return Items(framing, gzip=gzip, most_bytes=most, most_item=sizes.max_body * _JSON_SHARE + _BUFFER)
 
 
 def _framed(request: web.Request) -> tuple[Framing, bool]:

@@ -39,8 +39,9 @@ class EventsEndpoint:
             refuse_message_headers(request, _INSTEAD)
             key, form = key_of(None, query), _form(request)
             if form is Form.BATCHED:
-                add = partial(self._add, set(), key)
-                return await self._batches.sent(request, admitted, name, Framing.LIST, add, words=_WORDS)
+                sizes = self._gate.sizes
+                add = partial(self._add, set(), key, sizes.max_body)
+                return await self._batches.sent(request, admitted, name, Framing.LIST, sizes, add, words=_WORDS)
             message = await self._message(request, admitted, form)
             try:
                 return await self._single.confirmed(request, admitted, name, _keyed(message, key))
@@ -65,12 +66,12 @@ class EventsEndpoint:
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
     def _add(
-        self, known: set[bytes], default: bytes | None, batch: Batch, event: Item
+        self, known: set[bytes], default: bytes | None, most: int, batch: Batch, event: Item
     ) -> Coroutine[Any, Any, None] | None:
         """Add one event to the batch; return what must be awaited before the next, None if nothing must.
 
         The identities before it are `known`, which grows, and `default` is the key if it has none. An event with a
-        mistake is refused in the batch, which goes on.
+        mistake, or with more than `most` bytes of data, is refused in the batch, which goes on.
         """
         index = len(batch)
         try:
@@ -84,8 +85,8 @@ class EventsEndpoint:
             batch.refuse(event_id, None, detail, message)
             return None
         known.add(identity)
-        if len(message.body) > self._gate.sizes.max_body:
-            detail = f"events[{index}].data: more than {self._gate.sizes.max_body} bytes (max_body)"
+        if len(message.body) > most:
+            detail = f"events[{index}].data: more than {most} bytes (max_body)"
             batch.refuse(event_id, None, detail, message)
             return None
         return batch.add(event_id, message)

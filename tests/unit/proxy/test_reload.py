@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxy.groups.onlooker import Onlooker
+from proxy.http.admission.gate import Gate as HttpGate
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.sizes import Sizes
 from proxy.process import descriptors, memory
@@ -35,7 +36,8 @@ class Case:
     def __init__(self, made: Made, **settings: Any) -> None:
         fields = {field.name for field in dataclasses.fields(Settings)}
         self.made, self.settings = made, {name: value for name, value in settings.items() if name in fields}
-        self.limits, self.sizes = Limits(1, 1), Sizes(Settings())
+        self.limits, self.gate = Limits(1, 1), Mock()
+        self.gate.limits = self.limits
         self.listener, self.http, self.attendants = Mock(), Mock(), Mock()
         self.attendants.groups.exchanges.return_value = set()
         self.onlooker = Onlooker(Settings(**self.settings), cast(Management, None))
@@ -50,8 +52,7 @@ class Case:
             self.attendants,
             cast(Listener, self.listener),
             self.http,
-            self.limits,
-            self.sizes,
+            cast(HttpGate, self.gate),
         )
 
     def change(self, **settings: Any) -> None:
@@ -83,7 +84,7 @@ async def test_numbers_and_patterns_reach_their_parts(fake: FakeManagement, monk
         finally:
             root.setLevel(before)
         assert case.listener.max_sessions == 3
-        assert (case.sizes.max_body, case.sizes.max_batch, case.sizes.max_batch_body) == (4, 5, 6)
+        assert case.gate.sizes == Sizes(max_body=4, max_batch=5, max_batch_body=6)
         case.limits.take(8, 0)
         assert case.limits.full(0).endswith("max_in_flight is 7")
         assert warned == ["descriptors", "memory"]

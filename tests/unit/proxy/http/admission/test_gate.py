@@ -37,7 +37,7 @@ class Case:
         router.put(KNOWN, known(QUEUES))
         self.limits, self.counts = Limits(messages, size), Counts()
         self.gate = Gate(
-            router, Access(tokens), self.limits, self.counts, sizes=Sizes(Settings()), body_timeout=body_timeout
+            router, Access(tokens), self.limits, self.counts, sizes=Sizes.of(Settings()), body_timeout=body_timeout
         )
         self.held: list[tuple[int, int]] = []
         """Messages and bytes that counted once a body was read."""
