@@ -29,6 +29,7 @@ from proxy.http.unix_socket import unix_socket
 from proxy.journal.journaling import Journaling
 from proxy.process import descriptors, memory
 from proxy.process.identity import process_id
+from proxy.process.logs import set_level
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
 from proxy.reload import Reload, named_by
@@ -187,6 +188,7 @@ async def run(in_force: SettingsInForce) -> None:
                 *("s" if files.server_tls else "", amqp),
                 *("s" if files.server_tls else "", Address(*http.addresses[0][:2])),
             )
+            in_force.set_level = set_level
             in_force.apply = Reload(
                 selection, router, scheduler, tables.values(), onlooker, attendants, listener, http, gate
             )

@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     It is 2 for a mistake in settings or arguments, 130 after Ctrl-C, and 0 once nobody reads the output any more.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["run"]:
+        # Until it is taken, it would end the process. Whoever sends it now has changed a file that is to be read yet.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # The arguments of another command would have its modules imported.
     options, unknown = parser(given[0] if given else "").parse_known_args(given)
     if isinstance(sys.stdout, io.TextIOWrapper):

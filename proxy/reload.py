@@ -24,7 +24,6 @@ from proxy.http.admission.gate import Gate
 from proxy.http.admission.sizes import Sizes
 from proxy.http.server import ProblemRunner
 from proxy.process import descriptors, memory
-from proxy.process.logs import set_level
 from proxy.routing.routes import RouteTables
 from proxy.session.listener import Listener
 from proxy.settings.config import Settings
@@ -65,7 +64,6 @@ class Reload:
 
     def __call__(self, settings: Settings, changed: Collection[str]) -> None:
         """Put settings into force, of which those with the attributes in `changed` are new."""
-        set_level(settings.log_level)
         self._listener.max_sessions = settings.max_sessions
         self._gate.limits.resize(settings.max_in_flight, settings.max_in_flight_bytes)
         self._gate.sizes = Sizes.of(settings)

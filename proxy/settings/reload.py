@@ -9,9 +9,9 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from proxy.settings.config import Settings
+from proxy.settings.config import LogLevel, Settings
 from proxy.settings.parse import ConfigError
 from proxy.settings.sources import Origin, Sources, as_toml, file_values, shown, written_name
 from proxy.settings.watched import Watched
@@ -70,7 +70,7 @@ def without_effect(now: Settings, values: Mapping[str, Any], outside: Collection
 
 
 Apply = Callable[[Settings, Collection[str]], None]
-"""Puts settings into force, of which those with the given attributes have changed; raises nothing."""
+"""Puts settings into force, of which those with the given attributes have changed, but for the log's level."""
 
 
 class SettingsInForce:
@@ -83,6 +83,8 @@ class SettingsInForce:
         """The settings that have another value in the file, and wait for a restart, by their attributes."""
         self.apply: Apply = lambda settings, names: None
         """Puts changed settings into force; set once the sidecar has its parts."""
+        self.set_level: Callable[[LogLevel], None] = lambda level: None
+        """Sets the log's level; set with `apply`. The lines about a change are at the level that shows more of them."""
         self.now: Settings
         """The settings in force, without the passwords of other files."""
         self.watched: Watched[Collection[str]] | None = None
@@ -131,16 +133,30 @@ class SettingsInForce:
             return values.keys()
         found = changes(self.now, new)
         refuse_cut_off(self.sources.file, self.watched.value, self._at_start, values, found.restart)
-        before, self.now, self.restart = self.now, found.in_force, found.restart
+        levels = get_args(LogLevel)
+        self.set_level(min(self.now.log_level, found.in_force.log_level, key=levels.index))
+        try:
+            self._put_into_force(found, new, values)
+        finally:
+            self.set_level(self.now.log_level)
+        return values.keys()
+
+    def _put_into_force(self, found: Changes, new: Settings, values: Mapping[str, Any]) -> None:
+        """Put into force what the `values` of the file change, and log it. Raises ConfigError."""
         if found.live:
-            self.apply(self.now, found.live)
+            try:
+                self.apply(found.in_force, found.live)
+            except Exception as error:
+                log.exception("unexpected error of a reload")
+                why = f"cannot be put into force as a whole: {type(error).__name__}: {error}; restart the sidecar"
+                raise ConfigError(f"{self.sources.file}: {why}") from error
+        before, self.now, self.restart = self.now, found.in_force, found.restart
         for name in found.live:
             log.info("settings: %s", line(name, before, new))
         for name in found.restart:
             log.warning("settings: %s, needs a restart", line(name, before, new))
         for name in without_effect(self.now, values, self.sources.outside_file()):
             log.warning("settings: %s in the file has no effect: the environment or a flag wins", written_name(name))
-        return values.keys()
 
 
 def line(name: str, before: Settings, after: Settings) -> str:

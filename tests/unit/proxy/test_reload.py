@@ -75,14 +75,8 @@ async def test_numbers_and_patterns_reach_their_parts(fake: FakeManagement, monk
     warned: list[str] = []
     monkeypatch.setattr(descriptors, "warn_beyond", lambda settings, most: warned.append("descriptors"))
     monkeypatch.setattr(memory, "warn_beyond", lambda settings, most: warned.append("memory"))
-    root = logging.getLogger()
-    before = root.level
     async with parts(fake) as case:
-        try:
-            case.change(max_sessions=3, max_body=4, max_batch=5, max_batch_body=6, max_in_flight=7, log_level="error")
-            assert root.level == logging.ERROR
-        finally:
-            root.setLevel(before)
+        case.change(max_sessions=3, max_body=4, max_batch=5, max_batch_body=6, max_in_flight=7)
         assert case.listener.max_sessions == 3
         assert case.gate.sizes == Sizes(max_body=4, max_batch=5, max_batch_body=6)
         case.limits.take(8, 0)
@@ -96,7 +90,6 @@ async def test_numbers_and_patterns_reach_their_parts(fake: FakeManagement, monk
         assert case.attendants.serial.match("/", "g")
         assert case.onlooker.exchanges("/", "r") == ["r"]
         assert case.onlooker.exchanges("/", "x") == []
-        root.setLevel(before)
 
 
 async def test_the_next_publish_follows_the_new_patterns(

@@ -127,6 +127,41 @@ def test_a_file_that_has_lost_what_needs_a_restart_is_refused(tmp_path: Path) ->
     assert (case.in_force.fault, case.in_force.now.max_sessions) == ("", 1000)
 
 
+@pytest.mark.parametrize(("before", "after"), [("info", "error"), ("error", "info")])
+def test_changes_are_logged_at_the_level_that_shows_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: str, after: str
+) -> None:
+    case = Case(tmp_path, f'log_level = "{before}"\n', {}, {})
+    root = logging.getLogger()
+    was = root.level
+    try:
+        root.setLevel(before.upper())
+        case.in_force.set_level = lambda level: root.setLevel(level.upper())
+        case.reload(f'log_level = "{after}"\n')
+        assert root.level == getattr(logging, after.upper())
+    finally:
+        root.setLevel(was)
+    assert f'settings: log_level: "{before}" -> "{after}"' in caplog.messages
+
+
+def test_a_defect_while_settings_come_into_force_is_a_fault(case: Case) -> None:
+    before, apply = case.in_force.now, case.in_force.apply
+
+    def broken(settings: Settings, names: Collection[str]) -> None:
+        raise RuntimeError("no")
+
+    case.in_force.apply = broken
+    case.reload('route = ["b"]\ndrain_time = 3\n')
+    assert case.in_force.now is before
+    assert case.in_force.fault == (
+        f"{case.file}: cannot be put into force as a whole: RuntimeError: no; restart the sidecar"
+    )
+    assert case.in_force.restart == ()
+    case.in_force.apply = apply
+    case.reload('route = ["b"]\n')
+    assert (case.in_force.fault, case.in_force.now.route) == ("", ("b",))
+
+
 def test_a_file_that_was_empty_at_the_start_may_stay_so(tmp_path: Path) -> None:
     case = Case(tmp_path, "", {}, {})
     case.reload("")
