@@ -9,7 +9,7 @@ from proxy.commands.asking import WHICH, QuestionError, ask, rings
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode, Selection
-from proxy.settings.reload import changes, line, without_effect
+from proxy.settings.reload import changes, line, refuse_cut_off, without_effect
 from proxy.settings.sources import Origin, attribute_of, field_names, file_values, from_shown, shown, written_name
 from proxy.topology.names import some
 
@@ -27,40 +27,61 @@ class Told(NamedTuple):
 def check(sidecar: str, file: Path) -> Told:
     """Return what a sidecar would do with a settings file. Raises ConfigError for a mistake in it, or QuestionError."""
     of_file = file_values(file)
-    running, outside = _running(sidecar)
+    it = _running(sidecar)
+    if not it.has_file:
+        return Told(["the sidecar has no settings file; start it with --config"], takes_effect=False)
+    running, outside = it.values, it.outside
     kept = {name: value for name, value in running.items() if name in outside}
     now, new = Settings(**running), Settings(**_as_told(dataclasses.asdict(Settings(**{**of_file, **kept}))))
     found, idle = changes(now, new), without_effect(now, _as_told(of_file), outside)
+    refuse_cut_off(file, it.of_file, it.at_start, of_file, found.restart)
     lines = [line(name, now, new) for name in found.live]
     lines += _modes(sidecar, now, new)
+    if not _PATTERNS.isdisjoint(found.live):
+        lines.append("exchanges that the sidecar has not read are not in this list")
     lines += [f"{line(name, now, new)}, needs a restart" for name in found.restart]
     lines += [f"{written_name(name)}: no effect, as {_ORIGINS[outside[name]]} wins" for name in idle]
     return Told(lines or ["nothing changes"], not found.restart and not idle)
 
 
+_PATTERNS = {"route", "shadow", "pass_"}
+"""The settings that decide the modes of exchanges, by their attributes."""
+
 _ORIGINS = {"environment": "the environment of the sidecar", "flag": "a flag of the sidecar"}
 
 
-def _running(sidecar: str) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Return the settings in force at a sidecar, and the origin of those that no file changes, by attribute.
+class _Running(NamedTuple):
+    """The settings of a running sidecar, by their attributes."""
 
-    Raises QuestionError.
-    """
+    has_file: bool
+    values: dict[str, Any]
+    """The values in force."""
+    outside: dict[str, Origin]
+    """The origin of those that no file changes."""
+    of_file: list[str]
+    """Those that its file has now."""
+    at_start: list[str]
+    """Those that its file had at the start, as far as it tells."""
+
+
+def _running(sidecar: str) -> _Running:
+    """Return the settings of a running sidecar. Raises QuestionError."""
     answer = ask(sidecar, "/settings")
-    values: dict[str, Any] = {}
-    outside: dict[str, Origin] = {}
     try:
-        for name, each in answer["settings"].items():
-            attribute = attribute_of(name)
-            if each["value"] is not None:
-                values[attribute] = from_shown(attribute, each["value"])
-            if each["origin"] in _ORIGINS:
-                outside[attribute] = each["origin"]
-        if answer["settings"].keys() != set(field_names()):
+        told = {attribute_of(name): (each["value"], each["origin"]) for name, each in answer["settings"].items()}
+        if told.keys() != set(map(attribute_of, field_names())):
             raise QuestionError(f"{sidecar}: a sidecar of another release, with other settings than this command")
+        values = {name: from_shown(name, value) for name, (value, _) in told.items() if value is not None}
+        origins = {name: origin for name, (_, origin) in told.items()}
+        of_file = [name for name, origin in origins.items() if origin == "file"]
+        # What waits for a restart and has its default now came into the file after the start.
+        later = {attribute_of(name) for name in answer["needs_restart"]}
+        default = Settings()
+        at_start = [n for n in of_file if n not in later or values.get(n) != getattr(default, n)]
+        outside = {name: origin for name, origin in origins.items() if origin in _ORIGINS}
+        return _Running(answer["file"] is not None, values, outside, of_file, at_start)
     except (ConfigError, KeyError, TypeError, AttributeError):
         raise QuestionError(f"{sidecar}: not a sidecar's settings ({str(answer)[:60]!r}); {WHICH}") from None
-    return values, outside
 
 
 def _as_told(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -387,6 +387,7 @@ def test_the_command_says_what_a_file_would_change(
             'route: ["*"] -> []',
             "max_body: 16777216 -> 100",
             f"route -> pass: exchange 'flipped' in {rings.name!r}; from then on their keys go to other queues",
+            "exchanges that the sidecar has not read are not in this list",
         ],
         "",
     )

@@ -8,6 +8,7 @@ import pytest
 from proxy.commands import reload
 from proxy.commands.asking import QuestionError
 from proxy.commands.reload import check
+from proxy.settings.parse import ConfigError
 from proxy.settings.reload import SettingsInForce
 from proxy.settings.sources import Sources
 
@@ -16,7 +17,7 @@ class Sidecar:
     """The answers of a sidecar with these flags."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **flags: str) -> None:
-        self.settings: Any = SettingsInForce(Sources(None, {}, flags)).report()
+        self.settings: Any = SettingsInForce(Sources(None, {}, flags)).report() | {"file": "/ringproxy.toml"}
         self.rings: dict[str, Any] = {"exchanges": []}
         monkeypatch.setattr(reload, "ask", lambda sidecar, path: self.settings)
         monkeypatch.setattr(reload, "rings", lambda sidecar: self.rings)
@@ -48,7 +49,37 @@ def test_exchanges_are_told_by_how_their_modes_change(monkeypatch: pytest.Monkey
         "pass -> route: exchange 'd' in '/'; from then on their keys go to other queues",
         "route -> pass: exchange 'a' in '/', 'b' in '/'; from then on their keys go to other queues",
         "shadow -> pass: exchange 'c' in '/'",
+        "exchanges that the sidecar has not read are not in this list",
     ]
+    file.write_text('log_level = "debug"\n')
+    assert check("", file).lines[0] == 'log_level: "info" -> "debug"'
+    assert "exchanges that the sidecar has not read are not in this list" not in check("", file).lines
+
+
+def test_a_sidecar_without_a_settings_file_takes_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Sidecar(monkeypatch).settings["file"] = None
+    (tmp_path / "new.toml").write_text("max_body = 3\n")
+    assert check("", tmp_path / "new.toml") == (["the sidecar has no settings file; start it with --config"], False)
+
+
+def test_what_the_sidecar_would_refuse_as_half_written_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started, new = tmp_path / "ringproxy.toml", tmp_path / "new.toml"
+    started.write_text('route = ["a"]\ndrain_time = 20\n')
+    in_force = SettingsInForce(Sources(started, {}, {}))
+    assert in_force.watched is not None
+    started.write_text('route = ["a"]\ndrain_time = 20\nsync_interval = 3\n')
+    in_force.watched.refresh(asked=True)
+    Sidecar(monkeypatch).settings.update(in_force.report())
+    new.write_text("")
+    with pytest.raises(ConfigError, match="has no settings; it may be half written"):
+        check("", new)
+    new.write_text('route = ["a"]\nsync_interval = 3\n')
+    with pytest.raises(ConfigError, match="lacks drain_time; it may be half written"):
+        check("", new)
+    new.write_text('route = ["a"]\ndrain_time = 20\n')
+    assert check("", new) == (["nothing changes"], True)
 
 
 def test_the_percentage_of_keys_that_move_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,7 +111,12 @@ def test_what_is_no_answer_about_settings_is_said_to_be_so(
 
 
 def test_a_sidecar_of_another_release_is_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    del Sidecar(monkeypatch).settings["settings"]["max_body"]
+    sidecar = Sidecar(monkeypatch)
     (tmp_path / "new.toml").touch()
+    sidecar.settings["settings"]["max_future"] = {"value": 3, "origin": "default"}
+    with pytest.raises(QuestionError, match="another release"):
+        check("http://h", tmp_path / "new.toml")
+    del sidecar.settings["settings"]["max_future"]
+    del sidecar.settings["settings"]["max_body"]
     with pytest.raises(QuestionError, match="another release"):
         check("http://h", tmp_path / "new.toml")
