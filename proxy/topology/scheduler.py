@@ -98,6 +98,8 @@ class Scheduler:
         self._identity.on_change.append(self._identified)
         self._named = frozenset(named)
         """The exchanges that a setting names."""
+        self._required = self._named
+        """Those of them that settings have named since the start."""
         self._tracked = {name: self._new(name) for name in self._named}
         """The exchanges that are read in turn."""
         self._wake = asyncio.Event()
@@ -129,12 +131,19 @@ class Scheduler:
         return {name for name, t in self._tracked.items() if isinstance(t.state.fault, VhostNotListedError)}
 
     def pending(self) -> list[Name]:
-        """Return the exchanges that a setting names and that have not been read yet."""
-        return sorted(name for name in self._named if self._tracked[name].state.read_started == NEVER)
+        """Return the exchanges that settings have named since the start and that have not been read yet."""
+        return self._unread(self._required)
+
+    def pending_of_reload(self) -> list[Name]:
+        """Return the exchanges that a reload has named and that have not been read yet."""
+        return self._unread(self._named - self._required)
+
+    def _unread(self, names: Collection[Name]) -> list[Name]:
+        return sorted(name for name in names if self._tracked[name].state.read_started == NEVER)
 
     def missing(self) -> dict[Name, bool]:
         """Return each exchange that a setting names and that has been read, and whether it is absent."""
-        unread = self.pending()
+        unread = self._unread(self._named)
         return {name: name not in self._router.entries for name in sorted(self._named.difference(unread))}
 
     async def run(self) -> None:
@@ -300,6 +309,7 @@ class Scheduler:
         they did before, until one succeeds.
         """
         now, self._named = time.monotonic(), frozenset(named)
+        self._required &= self._named
         for name in self._named.difference(self._tracked):
             self._tracked[name] = self._new(name)
         for name, tracked in list(self._tracked.items()):

@@ -68,6 +68,9 @@ class Readiness:
             # A program may declare it later, through this sidecar, once that is ready.
             absent = [name for name, is_absent in missing.items() if is_absent]
             checks["named exchanges exist"] = f"not found: {titles(absent)}" if absent else ""
+        if unread := self._scheduler.pending_of_reload():
+            # Their publishes go as before the reload, and it must not take a sidecar out of service.
+            checks["rings of the last reload read"] = f"not read yet: {titles(unread)}"
         if self._in_force.watched is not None:
             # The settings that were read before stay in force.
             checks["settings file in force"] = self._in_force.fault

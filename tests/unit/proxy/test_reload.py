@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxy.groups.onlooker import Onlooker
+from proxy.http.admin.readiness import Readiness
 from proxy.http.admission.gate import Gate as HttpGate
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.sizes import Sizes
@@ -21,6 +22,8 @@ from proxy.routing.route import Route
 from proxy.routing.routes import RouteTables
 from proxy.session.listener import Listener
 from proxy.settings.config import Settings
+from proxy.settings.reload import SettingsInForce
+from proxy.settings.sources import Sources
 from proxy.topology.management import Management
 from proxy.topology.table import PassReason, Unread
 from ring.destination import Destination
@@ -283,9 +286,28 @@ async def test_named_exchanges_are_read_in_turn_and_others_no_more(fake: FakeMan
         await eventually(lambda: not case.made.scheduler.pending())
         assert case.made.scheduler.missing() == {X: False, ("/", "absent"): True}
         case.change(route=("y",))
-        await eventually(lambda: not case.made.scheduler.pending())
+        await eventually(lambda: not case.made.scheduler.pending_of_reload())
         assert case.made.scheduler.missing() == {("/", "y"): False}
         assert case.made.routes(("/", "y"))
+
+
+async def test_what_a_reload_names_is_not_required(fake: FakeManagement) -> None:
+    """Its readings must leave a sidecar ready; that of the start must not, unless a reload stops naming it."""
+    async with parts(fake, route=("x",), named=(X,)) as case:
+        case.change(route=("x", "y"))
+        assert case.made.scheduler.pending() == [X]
+        assert case.made.scheduler.pending_of_reload() == [("/", "y")]
+        assert case.made.scheduler.missing() == {}
+        made, in_force = case.made, SettingsInForce(Sources(None, {}, {}))
+        readiness = Readiness(
+            in_force, made.router, made.scheduler, made.reader, Mock(), default_vhost="/", draining=lambda: False
+        )
+        assert readiness.asides() == {"rings of the last reload read": "not read yet: 'y' in '/'"}
+        case.change(route=("y",))
+        case.change(route=("x",))
+        assert (case.made.scheduler.pending(), case.made.scheduler.pending_of_reload()) == ([], [X])
+        await case.made.scheduler.look_up(X, 10)
+        assert case.made.scheduler.pending_of_reload() == []
 
 
 async def test_exchanges_with_members_keep_their_rings_whatever_groups_says(fake: FakeManagement) -> None:
