@@ -74,7 +74,7 @@ def _running(sidecar: str) -> _Running:
         values = {name: from_shown(name, value) for name, (value, _) in told.items() if value is not None}
         origins = {name: origin for name, (_, origin) in told.items()}
         of_file = [name for name, origin in origins.items() if origin == "file"]
-        # What waits for a restart and has its default now came into the file after the start.
+        # A setting that waits for a restart and has its default now came into the file after the start.
         later = {attribute_of(name) for name in answer["needs_restart"]}
         default = Settings()
         at_start = [n for n in of_file if n not in later or values.get(n) != getattr(default, n)]
