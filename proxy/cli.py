@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["run"]:
-        # Until it is taken, it would end the process. A file that has changed by now is read at the start, or 4 s later.
+        # Until it is taken, it would end the process. A file that changes meanwhile is read at the start or 4 s later.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # The arguments of another command would have its modules imported.
     options, unknown = parser(given[0] if given else "").parse_known_args(given)

@@ -97,6 +97,7 @@ def test_the_percentage_of_keys_that_move_is_told(monkeypatch: pytest.MonkeyPatc
         "another route_share: exchange 'a' in '/'; from then on 2.5% of their keys go to other queues",
         "route -> pass: exchange 'd' in '/'; from then on 10% of their keys go to other queues",
         "shadow -> route: exchange 'c' in '/'; from then on 12.5% of their keys go to other queues",
+        "exchanges that the sidecar has not read are not in this list",
     ]
 
 
