@@ -41,7 +41,10 @@ from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
 log = logging.getLogger(__name__)
 
 MOST_UNDER_WAY: Final = 32
-"""The acks and rejects that a channel of RabbitMQ surely has under way to a quorum queue before it keeps any back."""
+"""The acks and rejects that a channel of RabbitMQ has under way to a quorum queue before it keeps any back.
+
+The broker's setting `quorum_commands_soft_limit` may be lower (docs/explanation/broker-faults.md).
+"""
 
 DEFAULT_PREFETCH: Final = 200
 """The most unacknowledged messages of one link where the client has set no prefetch."""

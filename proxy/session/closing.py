@@ -114,6 +114,8 @@ def awaits_answers(c: Connection) -> bool:
     """Return whether the broker has yet to answer something that the client has sent whole."""
     if c.republishing.parking or c.republishing.under_way:
         return True
+    if c.interceptor is not None and c.interceptor.awaits_answers:
+        return True
     inside = c.to_broker.body_of if c.to_broker.body_left else 0
     return any(
         channel.state == ChannelState.REFUSING

@@ -54,6 +54,11 @@ class Interceptor(ABC):
         waits, with all that follows on its channel.
         """
 
+    @property
+    @abstractmethod
+    def awaits_answers(self) -> bool:
+        """Return whether the broker has yet to answer on a hidden channel something that a connection.close undoes."""
+
     @abstractmethod
     def gathered(self) -> bytes:
         """Return what the broker gets for methods that `from_client` has taken one by one, all of one read together.

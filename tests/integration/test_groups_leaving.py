@@ -157,7 +157,10 @@ def test_a_member_that_returns_all_it_holds_while_its_shard_is_to_move_does_not_
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("way", ["its shard moves", "it cancels", "it cancels and closes its channel"])
+@pytest.mark.parametrize(
+    "way",
+    ["its shard moves", "it cancels", "it cancels and closes its channel", "it cancels, and closes once all is done"],
+)
 def test_a_member_that_acks_many_messages_one_by_one_as_its_shard_moves_leaves_none_of_them_to_the_next(
     grouping: Sidecar, vhost: VirtualHost, client: Client, way: str
 ) -> None:
@@ -185,6 +188,11 @@ def test_a_member_that_acks_many_messages_one_by_one_as_its_shard_moves_leaves_n
             old.send(acks + encoded(1, Basic.Cancel("c")))
             old.expect(1, Basic.CancelOk)
             old.goodbye()
+        elif way == "it cancels, and closes once all is done":
+            old.ask(1, Basic.Cancel("c"), Basic.CancelOk)
+            old.send(acks + encoded(1, Channel.Close(200, "", 0, 0)) + encoded(0, Connection.Close(200, "", 0, 0)))
+            old.expect(1, Channel.CloseOk)
+            old.expect(0, Connection.CloseOk)
         else:
             old.send(acks + encoded(1, Basic.Cancel("c", True)) + encoded(1, Channel.Close(200, "", 0, 0)))
             old.expect(1, Channel.CloseOk)

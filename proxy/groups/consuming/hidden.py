@@ -145,6 +145,7 @@ class Consuming(Interceptor):
         "draining",
         "due",
         "events",
+        "flushing",
         "free",
         "hands",
         "is_serial",
@@ -190,6 +191,8 @@ class Consuming(Interceptor):
         """How many hidden channels there may be."""
         self.closing = 0
         """How many numbers come back as soon as the broker has answered a channel.close."""
+        self.flushing = 0
+        """How many links are FLUSHING."""
         self.consumers: dict[Member, Consumer] = {}
         """The members that have not left."""
         self.by_tag: dict[tuple[int, bytes], Consumer] = {}
@@ -234,7 +237,12 @@ class Consuming(Interceptor):
     @property
     def has_room(self) -> bool:
         """Whether a link may be opened. The last number is for a question about a name, as long as others come back."""
-        return bool(self.free) and not (len(self.free) == 1 and self.closing)
+        return bool(self.free) and not (len(self.free) == 1 and (self.closing or self.flushing))
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether acks of a link may not have reached its queue."""
+        return self.flushing > 0
 
     @property
     def unacked(self) -> int:

@@ -102,7 +102,9 @@ def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
 
 def enter(g: Consuming, hidden: HiddenChannel, link: Link, event: LinkEvent) -> bytes:
     """Have a link take an event, and have its group told; return the frames that the broker is to get, or b""."""
+    was_flushing = link.state == LinkState.FLUSHING
     action = link.enter(event, g.c.now)
+    g.flushing += (link.state == LinkState.FLUSHING) - was_flushing
     if hidden.window is not None and link.state not in _GIVES:
         retries.leave(hidden.window, hidden)
     if hidden.consumer.joined:
