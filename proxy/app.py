@@ -87,7 +87,11 @@ async def run(in_force: SettingsInForce) -> None:
     async with (
         files.logging_in(),
         Management(
-            settings.management_url, settings.management_timeout, files.management_authorization, files.management_tls
+            settings.management_url,
+            settings.management_timeout,
+            files.management_authorization,
+            files.management_tls,
+            files.refused,
         ) as api,
     ):
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
@@ -223,6 +227,7 @@ def _publisher(settings: Settings, brokers: Brokers, files: Files) -> Publisher:
         connect_timeout=settings.lookup_timeout,
         confirm_timeout=settings.confirm_timeout,
         opened=files.follow,
+        refused=files.refused,
     )
 
 
@@ -321,6 +326,9 @@ def _warn_of_open_doors(settings: Settings) -> None:
             "management_publish: any broker user may publish at %s with name and password, and needs no token",
             settings.http_listen,
         )
+    token_url = settings.oauth_token_url
+    if token_url is not None and token_url.scheme == "http" and not is_loopback(token_url.host or ""):
+        log.warning("oauth_token_url: the client's secret and tokens pass unencrypted to %s; use https://", token_url)
 
 
 @contextlib.asynccontextmanager

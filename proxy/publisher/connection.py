@@ -149,15 +149,17 @@ class BrokerConnection:
         confirm_timeout: float,
         inventory: Mapping[str, str] | None = None,
         opened: Callable[[Socket, tuple[str, str]], Awaitable[None]] | None = None,
+        refused: Callable[[str], None] | None = None,
     ) -> None:
         """Take how to reach the broker; nothing is dialled before `run`. Times are in seconds.
 
         `dial` raises OSError; `login` returns user and password, and is asked at each try, since they may change.
         It raises OSError if there is nothing to log in with. `inventory` are the client properties that say who
-        connects; without them those of a sidecar do. `opened` is told each socket that has logged in, and by what.
+        connects; without them those of a sidecar do. `opened` is told each socket that has logged in, and by what,
+        and `refused` each password with which the broker has refused this user, or this user the virtual host.
         """
         self._dial, self._login, self.vhost, self._inventory = dial, login, vhost, inventory
-        self._opened = opened
+        self._opened, self._refused = opened, refused
         self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
         self.protocol: PublisherProtocol | None = None
         """The protocol of the present socket once its handshake is over; None while there is none."""
@@ -268,6 +270,9 @@ class BrokerConnection:
         try:
             login = self._login()
         except OSError as error:
+            # An earlier refusal was that of another login, and publishes wait for the next one.
+            self.login_refused = 0
+            self.changed()
             return str(error)
         protocol = PublisherProtocol(*login, self.vhost, self._inventory)
         socket: Socket | None = None
@@ -294,6 +299,8 @@ class BrokerConnection:
             return str(error)
         finally:
             self._ended(protocol, socket)
+            if self.login_refused and self._refused is not None:
+                self._refused(login[1])
         return self._in_words(protocol, socket)
 
     async def _wait(self, socket: Socket) -> None:

@@ -110,13 +110,15 @@ class Publisher:
         connect_timeout: float,
         confirm_timeout: float,
         opened: Callable[[Socket, Login], Awaitable[None]] | None = None,
+        refused: Callable[[str], None] | None = None,
     ) -> None:
         """Take how to connect; nothing is dialled yet. Times are in seconds.
 
         `login` gives this sidecar's own user, which gets `connections` for each virtual host; a guest gets one.
-        `opened` is told each socket by which this sidecar's own user has logged in.
+        `opened` is told each socket by which this sidecar's own user has logged in, and `refused` each password by
+        which it could not.
         """
-        self._opened = opened
+        self._opened, self._refused = opened, refused
         self._dial, self._login, self._connections = dial, login, connections
         self._connect_timeout, self._confirm_timeout = connect_timeout, confirm_timeout
         self._groups: dict[tuple[str, Login | None], ConnectionGroup] = {}
@@ -156,7 +158,9 @@ class Publisher:
 
     def _begun(self, vhost: str, login: Login | None) -> ConnectionGroup:
         """Return a new group of connections that begin to connect, for a user's login or for the sidecar's own."""
-        asked, opened = (self._login, self._opened) if login is None else (lambda: login, None)
+        asked, opened, refused = (
+            (self._login, self._opened, self._refused) if login is None else (lambda: login, None, None)
+        )
         connections = tuple(
             BrokerConnection(
                 self._dial,
@@ -165,6 +169,7 @@ class Publisher:
                 open_timeout=self._connect_timeout,
                 confirm_timeout=self._confirm_timeout,
                 opened=opened,
+                refused=refused,
             )
             for _ in range(self._connections if login is None else 1)
         )

@@ -3,7 +3,7 @@
 The grant is one POST to the authorization server, with the id and the secret of a client (RFC 6749, section 4.4). The
 answer has a token and its life in seconds. RabbitMQ takes the token for a password, and the management API as a bearer
 token (RFC 6750). A token is renewed after two thirds of its life: the last third is left for further tries while the
-server is away.
+server is away. It is renewed earlier if it is refused, for example since the server has new keys, or if somebody asks.
 
 A connection to the broker has the token by which it logged in, so a new one must reach three kinds of connections:
 
@@ -18,6 +18,7 @@ closes them itself; 3.10 goes on, and refuses publishes with 403, which would te
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -42,6 +43,9 @@ ANSWERED_WITHIN = 5.0
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Upper limits, in seconds, of the random pause after the first failed try, and after many: it doubles each time."""
+
+ASKED_DISTANCE = 10.0
+"""The fewest seconds from the last try to one that is made only because a token was asked for."""
 
 MOST_BYTES: Final = 64 * 1024
 """The most bytes of an answer: a token must fit into a frame, which by default has 128 KiB at most."""
@@ -110,6 +114,8 @@ class AccessToken(Renewed):
         self._open: WeakSet[Connection] = WeakSet()
         self.tried = asyncio.Event()
         """Set once the first try to fetch a token has ended, with or without one."""
+        self.asked = asyncio.Event()
+        """Set to have a token fetched before its time; the present one stays until there is another."""
 
     def __call__(self) -> str:
         """Return the present token. Raises TokenError if there is none, or if it has ended."""
@@ -123,8 +129,13 @@ class AccessToken(Renewed):
         It is closed once its token ends without a new one.
         """
         self._open.add(connection)
-        if secret != self._value:
+        if secret != self._value or self._left() <= 0:
             await self._tell(connection, self._update)
+
+    def refused(self, secret: str) -> None:
+        """Have another token fetched if `secret`, with which a login has failed, is the present one."""
+        if secret == self._value:
+            self.asked.set()
 
     async def run(self) -> None:
         """Have a token that is in force, for ever."""
@@ -148,7 +159,15 @@ class AccessToken(Renewed):
                     log.info("%s: a new access token, for %g s", self.setting, token.life)
                     await self._tell_all(self._update)
                 self.tried.set()
-                await asyncio.sleep(due - time.monotonic())
+                await self._until(due, began + ASKED_DISTANCE)
+
+    async def _until(self, due: float, earliest: float) -> None:
+        """Return when a token is due, or before, at the `earliest` moment, if it is asked for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(due - time.monotonic()):
+                await self.asked.wait()
+                await asyncio.sleep(earliest - time.monotonic())
+        self.asked.clear()
 
     def _left(self) -> float:
         """Return the seconds for which the present token counts; not above 0 if there is none that does."""
@@ -178,7 +197,11 @@ class AccessToken(Renewed):
             log.warning("access token: a connection to the broker does not follow: %s", in_words(error))
 
     async def _update(self, connection: Connection) -> None:
-        await connection.update_secret(self._value, reason="renewed")
+        """Give a connection the present token; close it if that has ended."""
+        if self._left() > 0:
+            await connection.update_secret(self._value, reason="renewed")
+        else:
+            await connection.close()
 
     async def _fetched(self, http: aiohttp.ClientSession) -> Token:
         """Return a new token. Raises TokenError."""

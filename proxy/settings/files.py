@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_BEARER = "Bearer "
+
 
 class Files:
     """The contents of all files that the settings name, read at the start and again when they change."""
@@ -53,7 +55,7 @@ class Files:
         self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
         """The contents that have files, to be read again when these change."""
         self.asked = asyncio.Event()
-        """Set to have all files read again at once, whether they have changed or not."""
+        """Set to have all files read again at once, whether they have changed or not, and an access token fetched."""
 
     def _log_in_by_token(self, settings: Settings) -> Watched[str]:
         """Have an access token replace the passwords; return the secret by which it is fetched. Raises ConfigError."""
@@ -67,7 +69,7 @@ class Files:
         if settings.broker_password_file is None:
             self.broker_login = lambda: (user, token())
         if settings.management_password_file is None:
-            self.management_authorization = lambda: f"Bearer {token()}"
+            self.management_authorization = lambda: f"{_BEARER}{token()}"
         return client_secret
 
     @contextlib.asynccontextmanager
@@ -89,6 +91,11 @@ class Files:
         """Have a connection, which has just been opened with this login, get each new access token, if there is one."""
         if self.access_token is not None and not self._has_broker_password:
             await self.access_token.follow(connection, login[1])
+
+    def refused(self, secret: str) -> None:
+        """Have another access token fetched if the present one was refused as this password or HTTP Authorization."""
+        if self.access_token is not None:
+            self.access_token.refused(secret.removeprefix(_BEARER))
 
     def renewed(self) -> list[Renewed]:
         """Return all that is read or fetched again while the sidecar runs."""
@@ -116,6 +123,8 @@ class Files:
                     each.refresh(asked=asked)
                 except Exception:
                     log.exception("unexpected error while reading files again; what was read before stays in force")
+            if asked and self.access_token is not None:
+                self.access_token.asked.set()
 
 
 def server_tls(settings: Settings) -> ServerTls | None:

@@ -139,19 +139,20 @@ class Management:
         timeout: float,
         authorization: Authorization | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        refused: Callable[[str], None] | None = None,
     ) -> None:
         """Take the URLs of the cluster's nodes, at least one, and the seconds that a node may take for a request and
         its body.
 
         `authorization` and `tls` are called for each request. Without them, the credentials of the first URL and the
-        system's certificates are used.
+        system's certificates are used. `refused` is told each authorization that was answered with 401.
         """
         self._nodes = Nodes(urls)
         self.why_foreign: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
         """A function that says why a cluster with this name and these nodes is not the one asked before; empty if it
         is."""
         self._authorization = authorization or basic(lambda: of_url(urls[0]))
-        self._tls = tls
+        self._tls, self._refused = tls, refused
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
         self._decoding = asyncio.Lock()
@@ -359,27 +360,22 @@ class Management:
         shown = _shown(path)
         url = URL(f"{str(node.base).rstrip('/')}{shown}{request.query}", encoded=True)
         try:
-            authorization = {"Authorization": self._authorization()}
+            authorization = self._authorization()
         except OSError as error:
             raise ManagementError(f"{shown}: {error}") from None
         tls = self._tls() if self._tls is not None else True
         try:
             async with self._session.request(
-                request.method, url, headers=authorization, ssl=tls, allow_redirects=False, json=request.body
+                request.method,
+                url,
+                headers={"Authorization": authorization},
+                ssl=tls,
+                allow_redirects=False,
+                json=request.body,
             ) as response:
-                if request.method != "GET" and response.status < 500:
-                    await _check_changed(shown, response)
-                    return None
-                if response.status == 404:
-                    return None
-                if response.status >= 500:
-                    retry_after = _retry_after(response.headers)
-                    fault = _PageError if response.status == 500 and not retry_after else UnansweredError
-                    raise fault(shown, str(response.status), retry_after)
-                if response.status != 200:
-                    why = _IN_WORDS.get(response.status, "")
-                    raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
-                return await limited(response, request.most)
+                if response.status == 401 and self._refused is not None:
+                    self._refused(authorization)
+                return await _body(shown, response, request)
         except TimeoutError:
             raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -411,6 +407,26 @@ def _parse_page(body: Body) -> object:
     if page is None:
         raise ValueError("null")
     return page
+
+
+async def _body(shown: str, response: aiohttp.ClientResponse, request: _Request) -> bytearray | None:
+    """Return the body of an answer; None for 404, and for a change that was made.
+
+    Raises _PageError, UnansweredError or ManagementError by its status, and ValueError if it is too long.
+    """
+    if request.method != "GET" and response.status < 500:
+        await _check_changed(shown, response)
+        return None
+    if response.status == 404:
+        return None
+    if response.status >= 500:
+        retry_after = _retry_after(response.headers)
+        fault = _PageError if response.status == 500 and not retry_after else UnansweredError
+        raise fault(shown, str(response.status), retry_after)
+    if response.status != 200:
+        why = _IN_WORDS.get(response.status, "")
+        raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
+    return await limited(response, request.most)
 
 
 async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:

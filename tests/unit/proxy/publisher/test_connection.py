@@ -542,6 +542,40 @@ async def test_without_anything_to_log_in_with_nothing_is_dialled() -> None:
     assert not connection.login_refused
 
 
+@pytest.mark.parametrize("code", [403, 530])
+async def test_who_follows_refusals_is_told_the_password(code: int) -> None:
+    told: list[str] = []
+    async with listening(FakeBroker(refuse=code)) as broker:
+        connection = BrokerConnection(
+            broker.brokers().dial, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5, refused=told.append
+        )
+        async with running(connection):
+            await eventually(lambda: told == [SECRET])
+            broker.refuse = 0
+            await eventually(lambda: connection.clear)
+    # One refusal or more, and none for the login that was taken.
+    assert len(told) == len(broker.visits) - 1
+
+
+async def test_a_refusal_is_forgotten_once_there_is_nothing_to_log_in_with() -> None:
+    has_token = True
+
+    def login() -> tuple[str, str]:
+        if not has_token:
+            raise ConnectionError("no token")
+        return "me", SECRET
+
+    async with listening(FakeBroker(refuse=403)) as broker:
+        connection = BrokerConnection(broker.brokers().dial, login, "v", open_timeout=5, confirm_timeout=5)
+        async with running(connection):
+            await eventually(lambda: connection.login_refused == 403)
+            has_token = False
+            await eventually(lambda: connection.fault == "no token")
+            assert not connection.login_refused
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(connection.settled(), 0.05)
+
+
 async def test_abandoned() -> None:
     broker = FakeBroker()
     async with up(broker) as (connection, visit, results):

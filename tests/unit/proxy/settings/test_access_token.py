@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -194,6 +196,80 @@ async def test_a_token_counts_until_its_end_and_is_fetched_again(
         f"oauth_token_url: {url}: no token: 503; trying again"
     ]
     assert token.failures > 1
+
+
+async def test_a_refused_token_is_replaced_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_token, "ASKED_DISTANCE", 0.3)
+    numbers = iter(range(100))
+    server = FakeServer(lambda: good(f"token-{next(numbers)}"))
+    async with server.listening() as url:
+        made, connection = files(url, tmp_path), FakeConnection()
+        began = time.monotonic()
+        async with made.logging_in():
+            await made.follow(connection, made.broker_login())
+            made.refused("another password")
+            made.refused("Basic dG9rZW4tMA==")
+            await asyncio.sleep(0.4)
+            assert made.broker_login()[1] == "token-0"
+            # By the broker, and by the management API, which then refuses the old one again.
+            made.refused("token-0")
+            await eventually(lambda: made.broker_login()[1] == "token-1")
+            made.refused("Bearer token-1")
+            made.refused("Bearer token-1")
+            await eventually(lambda: made.broker_login()[1] == "token-2")
+            made.refused("Bearer token-1")
+            await asyncio.sleep(0.4)
+            assert made.broker_login()[1] == "token-2"
+        assert time.monotonic() - began > 2 * 0.3
+        assert connection.secrets == ["token-1", "token-2"]
+        assert len(server.forms) == 3
+
+
+async def test_a_token_that_is_refused_stays_while_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_token, "ASKED_DISTANCE", 0.0)
+    monkeypatch.setattr(access_token, "FIRST_PAUSE", 0.02)
+    server = FakeServer(lambda: good("first"), lambda: web.Response(status=503), lambda: good("second"))
+    async with server.listening() as url:
+        made, connection = files(url, tmp_path), FakeConnection()
+        async with made.logging_in():
+            await made.follow(connection, made.broker_login())
+            made.refused("first")
+            await eventually(lambda: token_of(made).failures == 1)
+            assert made.broker_login()[1] == "first"
+            await eventually(lambda: made.broker_login()[1] == "second")
+        assert (connection.secrets, connection.is_closed) == (["second"], False)
+
+
+async def test_sighup_has_a_token_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_token, "ASKED_DISTANCE", 0.0)
+    server = FakeServer(lambda: good("first"), lambda: good("second"))
+    async with server.listening() as url:
+        made = files(url, tmp_path)
+        async with made.logging_in():
+            watching = asyncio.create_task(made.watch())
+            made.asked.set()
+            await eventually(lambda: made.broker_login()[1] == "second")
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+    assert len(server.forms) == 2
+
+
+async def test_a_connection_that_follows_after_the_end_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(lambda: good("first"), lambda: web.Response(status=503))
+    async with server.listening() as url:
+        made, same, older = files(url, tmp_path), FakeConnection(), FakeConnection()
+        async with made.logging_in():
+            monkeypatch.setattr(token_of(made), "_ends", 0.0)
+            await made.follow(same, ("me", "first"))
+            await made.follow(older, ("me", "an older one"))
+        assert same.is_closed
+        assert older.is_closed
+        assert same.secrets == older.secrets == []
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

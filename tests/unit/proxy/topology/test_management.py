@@ -99,6 +99,22 @@ async def test_nothing_is_asked_without_anything_to_log_in_with(fake: FakeManage
     assert fake.authorizations == set()
 
 
+async def test_who_follows_refusals_is_told_the_authorization(fake: FakeManagement) -> None:
+    told: list[str] = []
+    async with Management([fake.url], 10, lambda: "Bearer old", refused=told.append) as api:
+        await api.vhosts()
+        fake.fail(status(403))
+        with pytest.raises(ManagementError, match="403"):
+            await api.vhosts()
+        assert told == []
+        fake.fail(status(401))
+        with pytest.raises(ManagementError, match="401"):
+            await api.vhosts()
+        with pytest.raises(RefusedError):
+            await api.change("DELETE", ["queues", "/", "q"])
+    assert told == ["Bearer old"] * 2
+
+
 async def test_tls_is_asked_for_at_each_request(fake: FakeManagement, tmp_path: Path) -> None:
     """A context for each version of the files: a connection made with the one before it is not used any more."""
     trusted, other = Authority(tmp_path, "trusted"), Authority(tmp_path, "other")
