@@ -113,10 +113,12 @@ class Settings:
         "CA certificates (PEM); clients of the HTTP and AMQP listeners must show a certificate signed by one of them",
     )
     ca_file: Path | None = _setting(
-        None, "CA certificates (PEM) to trust for the broker and the management API; if empty, those of the system"
+        None,
+        "CA certificates (PEM) to trust for the broker, the management API and the authorization server; "
+        "if empty, those of the system",
     )
     client_cert_file: Path | None = _setting(
-        None, "certificate chain (PEM) to show to the broker and the management API"
+        None, "certificate chain (PEM) to show to the broker, the management API and the authorization server"
     )
     client_key_file: Path | None = _setting(None, "private key (PEM, without a password) of client_cert_file")
     route: tuple[str, ...] = _setting(
@@ -377,7 +379,8 @@ class Settings:
             for name in ("ca_file", "client_cert_file"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"{name}: has no effect, because neither broker_url is amqps:// nor management_url https://"
+                        f"{name}: has no effect, because neither broker_url is amqps://"
+                        " nor management_url or oauth_token_url https://"
                     )
 
     def _check_groups(self) -> None:

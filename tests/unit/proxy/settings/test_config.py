@@ -416,7 +416,8 @@ def test_listeners_that_do_not_take_publishes_over_http_may_be_anywhere(tmp_path
         ({"client_ca_file": "a"}, "client_ca_file: clients show certificates over TLS only; set tls_cert_file"),
         (
             {"ca_file": "a"},
-            "ca_file: has no effect, because neither broker_url is amqps:// nor management_url https://",
+            "ca_file: has no effect, because neither broker_url is amqps://"
+            " nor management_url or oauth_token_url https://",
         ),
         (
             {"client_cert_file": "a", "client_key_file": "b"},
