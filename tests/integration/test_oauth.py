@@ -302,6 +302,7 @@ def test_commands_log_in_by_tokens_too(
     with GUEST.session(sidecar.amqp_port, "/") as member:
         member.channel(1, confirm=False)
         consume(member, 1, no_ack=True)
+        wait_until("the member", lambda: "joined: " in sidecar.log())
         command("group", "orders", "pause")
         command("group", "orders", "resume")
         through = with_login(f"amqp://127.0.0.1:{sidecar.amqp_port}/", CLIENT, "no password")
