@@ -6,3 +6,7 @@ Imports `ring`, the one source of truth for where a key goes; of `proxy` only wh
 
 class PipelineError(Exception):
     """An error that the user of a job can correct; the message is one line that says what is wrong and where."""
+
+
+class NoRecordError(PipelineError):
+    """The error of a journal that has no record of the time, or of the exchange, that a job was asked about."""

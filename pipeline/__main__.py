@@ -1,4 +1,7 @@
-"""`python -m pipeline JOB ...`, and what spark-submit runs. Exit status: 0 done, 1 the verdict is bad, 2 an error."""
+"""`python -m pipeline JOB ...`, and what spark-submit runs.
+
+Exit status: 0 done, 1 the verdict is bad or something was set aside, 2 an error, 3 no record.
+"""
 
 import argparse
 import importlib
@@ -6,14 +9,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from pipeline import PipelineError
+from pipeline import NoRecordError, PipelineError
 
 JOBS = {
     "usage": "which queue is hot, and when: messages, outcomes and latencies by time and queue",
     "skew": "which keys are hot, and whether keys or the ring make a load uneven",
     "whatif": "the effect of a change of queues or weights, before you make it",
     "publish": "publish a table's rows, each straight to the queue of its key, with confirms",
-    "collect": "copy the journal from a stream queue into files, which the other jobs read",
+    "land": "make a table of the journal, each record once, which the other jobs read faster",
     "reconcile": "whether every confirmed message was seen by a consumer",
 }
 
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except PipelineError as error:
         print(f"pipeline {options.job}: {error}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, NoRecordError) else 2
     except Exception:  # an unexpected error must not pass for a verdict
         traceback.print_exc()
         return 2

@@ -32,6 +32,10 @@ _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+?|\S+://\S+?)\
 _UNFIT = re.compile(r"\[CANNOT_PARSE_JSON_FIELD\] (.*?)\.? SQLSTATE")
 
 
+ERRORS = (PySparkException, Py4JError)
+"""The exceptions of Spark; `in_one_line` reads their text."""
+
+
 @contextmanager
 def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session that ends with the block; `settings` take precedence over all others.
@@ -43,7 +47,7 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
     try:
         with _begun(name, settings or {}) if already is None else _in_utc(already) as spark:
             yield spark
-    except (PySparkException, Py4JError) as error:
+    except ERRORS as error:
         raise PipelineError(in_one_line(str(error))) from error
 
 

@@ -1,6 +1,9 @@
 """A job's folder of results, wherever Spark can write: on this machine, in HDFS, in an object store."""
 
+import contextlib
 import json
+import os
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,17 +47,51 @@ class Folder:
 
         Raises PipelineError where it cannot be written.
         """
-        path, unfinished = self._path(name), self._path(f".{name}.unfinished")
+        path = self._path(name)
         try:
-            stream = self._files.create(unfinished, True)
-            stream.write(bytearray(text.encode()))
-            stream.close()
+            unfinished = self._unfinished(path, text)
             self._files.delete(path, False)  # Not all file systems rename over a file.
             renamed = self._files.rename(unfinished, path)
         except Py4JJavaError as error:
             raise PipelineError(f"--out: {path}: {why(error)}") from None
         if not renamed:
             raise PipelineError(f"--out: {path}: cannot be written")
+
+    def create(self, name: str, text: str) -> bool:
+        """Write a file, whole or not at all, and only where there is none of this name; return whether it was written.
+
+        Of several that call it at once, one gets True: on a disk and in HDFS. Object stores do not promise that.
+        Raises PipelineError where it cannot be written.
+        """
+        path = self._path(name)
+        try:
+            unfinished = self._unfinished(path, text)
+            created = self._renamed(unfinished, path)
+            if not created:
+                self._files.delete(unfinished, False)
+                if not self._files.exists(path):
+                    raise PipelineError(f"--out: {path}: cannot be written")
+        except Py4JJavaError as error:
+            raise PipelineError(f"--out: {path}: {why(error)}") from None
+        return created
+
+    def move(self, name: str, to: str) -> None:
+        """Give a folder inside this one another name, and make the folders above. Raises PipelineError."""
+        path, target = self._path(name), self._path(to)
+        try:
+            self._files.mkdirs(target.getParent())
+            moved = self._files.rename(path, target)
+        except Py4JJavaError as error:
+            raise PipelineError(f"--out: {target}: {why(error)}") from None
+        if not moved:
+            raise PipelineError(f"--out: {path} cannot be renamed to {target}")
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a folder with all that is in it, if it is there."""
+        try:
+            self._files.delete(self._path(name), True)
+        except Py4JJavaError as error:
+            raise PipelineError(f"--out: {self._path(name)}: cannot be deleted: {why(error)}") from None
 
     def write_verdict(self, told: Mapping[str, object]) -> None:
         """Write verdict.json, the answer of a job for machines."""
@@ -63,6 +100,29 @@ class Folder:
     def remove_verdict(self) -> None:
         """Delete the verdict.json of an earlier run, whose tables are about to be overwritten."""
         self._files.delete(self._path("verdict.json"), False)
+
+    def _unfinished(self, path: Any, text: str) -> Any:
+        """Write a text under a hidden name of its own beside `path`, and return that path."""
+        unfinished = self._hadoop.Path(path.getParent(), f".{path.getName()}.{uuid.uuid4().hex}")
+        stream = self._files.create(unfinished, True)
+        stream.write(bytearray(text.encode()))
+        stream.close()
+        return unfinished
+
+    def _renamed(self, unfinished: Any, path: Any) -> bool:
+        """Rename a file unless there is one of that name; return whether it was renamed."""
+        if self._files.getUri().getScheme() != "file":
+            with contextlib.suppress(Py4JJavaError):  # The caller looks whether the file is there.
+                return bool(self._files.rename(unfinished, path))
+            return False
+        # Java's rename on a disk replaces a file without a word; a link does not.
+        source, target = (self._files.makeQualified(one).toUri().getPath() for one in (unfinished, path))
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return False
+        os.unlink(source)
+        return True
 
     def _path(self, name: str) -> Any:
         return self._hadoop.Path(self._out, name)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError
+from pipeline import NoRecordError, PipelineError
 
 _MICROSECOND = timedelta(microseconds=1)
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,9 +77,9 @@ class Period:
         return since and (self.until is None or hour <= f"{self.until - _MICROSECOND:%Y-%m-%dT%H}")
 
 
-def no_record(journal: str, within: Period) -> PipelineError:
+def no_record(journal: str, within: Period) -> NoRecordError:
     """Return the error for a journal that has no record in a period."""
-    return PipelineError(f"{journal}: no record{f' {within}' if within.is_limited else ''}")
+    return NoRecordError(f"{journal}: no record{f' {within}' if within.is_limited else ''}")
 
 
 ALWAYS = Period()
@@ -88,7 +88,7 @@ ALWAYS = Period()
 
 def add_journal_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options `--journal`, `--from` and `--until` to a parser."""
-    where = "folder of the journal: the sidecars' journal_dir, or a copy of it"
+    where = "the journal: the sidecars' journal_dir, a copy of it, or the table that land has made of it"
     parser.add_argument("--journal", required=required, metavar="DIR", help=where)
     add_arguments(parser)
 

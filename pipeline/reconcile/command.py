@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
-from pipeline import PipelineError
+from pipeline import NoRecordError, PipelineError
 from pipeline.data import gaps, period
 from pipeline.data.folder import Folder
 from pipeline.data.journal import read_records, read_rings
@@ -203,7 +203,7 @@ def _journal(records: DataFrame, ours: Column, options: argparse.Namespace, with
     where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
     where += f" {within}" if within.is_limited else ""
     if not any(row.records for row in told):
-        raise PipelineError(f"{options.journal}: no record of {where}")
+        raise NoRecordError(f"{options.journal}: no record of {where}")
     without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
     if without_id == (count := sum(row.records for row in told)):
         raise PipelineError(

@@ -6,12 +6,13 @@ import contextlib
 import gzip
 import io
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructType
 
 from pipeline import PipelineError
 from pipeline.data.rings import RingSpec, parse_ring
@@ -26,6 +27,12 @@ _KEY = _SCHEMA.get_field_index("key")
 _TEXT_KEY = _SCHEMA.set(_KEY, pa.field("key", pa.string()))
 """The Arrow schema of a record as JSON has it, with the key in base64."""
 _ONLY_VERSION = pa.schema([_SCHEMA.field("v")])
+
+
+SET_ASIDE = StructType([*RECORD.fields]).add("line", StringType()).add("reason", StringType())
+"""The columns of records, and of lines that are none: these have a `reason`, and null for all of a record."""
+
+_SET_ASIDE = to_arrow_schema(SET_ASIDE, timezone="UTC")
 
 
 def records(message: StreamMessage, queue: StreamQueue) -> pa.RecordBatch | None:
@@ -53,6 +60,35 @@ def records(message: StreamMessage, queue: StreamQueue) -> pa.RecordBatch | None
     table = table.set_column(_KEY, _SCHEMA.field(_KEY), pa.array(keys, pa.binary()))
     (batch,) = table.combine_chunks().to_batches()
     return batch
+
+
+def records_and_others(message: StreamMessage, queue: StreamQueue) -> Iterator[pa.RecordBatch]:
+    """Yield the records of one message, and the lines that are none, with the columns of SET_ASIDE.
+
+    A message that cannot be unpacked is one such line, without its text.
+    """
+    try:
+        batch = records(message, queue)
+    except PipelineError as error:
+        where = f"{queue}, offset {message.offset}"
+        try:
+            lines = [] if message.type != RECORDS else [one for one in _unpacked(message, where).splitlines() if one]
+        except PipelineError:
+            lines = []
+        if len(lines) < 2:
+            yield _other(lines[0] if lines else b"", str(error))
+            return
+        for line in lines:
+            yield from records_and_others(message._replace(body=line, encoding=""), queue)
+        return
+    if batch is not None:
+        nothing = pa.nulls(len(batch), pa.string())
+        yield pa.RecordBatch.from_arrays([*batch.columns, nothing, nothing], schema=_SET_ASIDE)
+
+
+def _other(line: bytes, reason: str) -> pa.RecordBatch:
+    values = {"line": line.decode(errors="replace"), "reason": reason}
+    return pa.RecordBatch.from_pylist([values], schema=_SET_ASIDE)
 
 
 def read_rings(queue: StreamQueue) -> Mapping[str, RingSpec]:

@@ -5,7 +5,8 @@
 
 Options: `amqp_url`, `queue`, `starting` (`first`, an offset, or for streams `next`: where a table, or a query without a
 checkpoint, starts), `lossy` (`true`: what the queue's retention has removed before it was read is left out; else it
-ends the query), and for streams `max_messages` (of the queue, for each trigger).
+ends the query), `set_aside` (`true`: a line that cannot be read does not end the query, but is a row whose column
+`reason` says why, with the `line`), and for streams `max_messages` (of the queue, for each trigger).
 
 A batch is a range of offsets, kept in the checkpoint as {"next": n}: read again it is the same. The journal itself may
 hold a record twice, under one `event`, where a sidecar was in doubt: `dropDuplicates("event")`, within a watermark.
@@ -22,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from pipeline import PipelineError
 from pipeline.data.schema import RECORD
-from pipeline.stream.messages import records
+from pipeline.stream.messages import SET_ASIDE, records, records_and_others
 from pipeline.stream.queue import MOST_AT_ONCE, StreamQueue, ranges
 
 NAME = "ringproxy-journal"
@@ -57,6 +58,7 @@ class Options:
     starting: str
     max_messages: int
     lossy: bool
+    set_aside: bool
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Options":
@@ -69,10 +71,8 @@ class Options:
         most = given.get("max_messages", str(MAX_MESSAGES))
         if not (most.isascii() and most.isdigit() and int(most)):
             raise PipelineError(f"{NAME}: max_messages: {most!r} is not a whole number above 0")
-        lossy = given.get("lossy", "false").lower()
-        if lossy not in ("true", "false"):
-            raise PipelineError(f"{NAME}: lossy: {lossy!r} is not true or false")
-        return cls(StreamQueue(given["amqp_url"], given["queue"]), starting, int(most), lossy == "true")
+        queue = StreamQueue(given["amqp_url"], given["queue"])
+        return cls(queue, starting, int(most), _is_set(given, "lossy"), _is_set(given, "set_aside"))
 
     def start(self) -> int:
         """Return the offset that `starting` names."""
@@ -89,6 +89,14 @@ class Options:
         return max(start, self.queue.first() or 0) if self.lossy else start
 
 
+def _is_set(given: Mapping[str, str], name: str) -> bool:
+    """Return whether an option is true. Raises PipelineError where it is neither true nor false."""
+    value = given.get(name, "false").lower()
+    if value not in ("true", "false"):
+        raise PipelineError(f"{NAME}: {name}: {value!r} is not true or false")
+    return value == "true"
+
+
 class JournalSource(DataSource):
     """The Data Source `ringproxy-journal`, which a Spark session must register before use."""
 
@@ -98,8 +106,8 @@ class JournalSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns of a record."""
-        return RECORD
+        """Return the columns of a record, and with `set_aside` those of a line that is none."""
+        return SET_ASIDE if _is_set(self.options, "set_aside") else RECORD
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the records that are in the queue now, for `spark.read`."""
@@ -197,6 +205,9 @@ def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch
     if partition.start == partition.end:
         return
     for message in options.queue.messages(partition.start, partition.end, lossy=options.lossy):
+        if options.set_aside:
+            yield from records_and_others(message, options.queue)
+            continue
         try:
             batch = records(message, options.queue)
         except PipelineError as error:

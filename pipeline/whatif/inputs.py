@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError
+from pipeline import NoRecordError, PipelineError
 from pipeline.data import period
 from pipeline.data.journal import read_rings
 from pipeline.whatif.demand import bad_rows, of_all_rings
@@ -47,7 +47,7 @@ def inputs_of_journal(
     if not rings:
         where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
         where += f" {within}" if within.is_limited else ""
-        raise PipelineError(f"{options.journal}: no record of {where}")
+        raise NoRecordError(f"{options.journal}: no record of {where}")
     rings_of_journal = dict(read_rings(keys.sparkSession, options.journal))
     present = asked or newest(records, [row.ring for row in rings], rings_of_journal, options.journal)
     rings_of_journal[present.spec.fingerprint] = present.spec

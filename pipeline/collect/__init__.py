@@ -1,1 +1,0 @@
-"""The job `collect`: it writes the journal of a stream queue as files."""

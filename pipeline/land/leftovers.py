@@ -1,0 +1,47 @@
+"""Folders of a landed table that no manifest names: those of runs that died, and batches that have been merged.
+
+Nobody can tell a dead run from a slow one, nor whether a reader still reads a batch that is merged. So a folder is
+noted before it may become a leftover, and removed a day later if no manifest names it then.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+
+from pipeline.data.files import content, found
+from pipeline.data.folder import Folder
+from pipeline.data.landed import Landed
+
+KEPT_SECONDS = 24 * 3600
+"""How long a leftover stays: longer than any job reads."""
+
+
+def note(folder: Folder, name: str, patterns: Sequence[str]) -> None:
+    """Note the folders of these patterns, below the table, under a name."""
+    folder.create(f"leftovers/{name}.json", json.dumps({"at": int(time.time()), "folders": list(patterns)}))
+
+
+def done(folder: Folder, name: str) -> None:
+    """Forget a note: its folders are in manifests, or gone."""
+    folder.delete(f"leftovers/{name}.json")
+
+
+def remove(table: Landed, folder: Folder, seconds: float = KEPT_SECONDS) -> int:
+    """Remove the noted folders that no manifest names, of notes older than `seconds`; return how many."""
+    removed = 0
+    for file in found(table.spark, f"{table.path}/leftovers/*.json"):
+        told = json.loads(content(table.spark, file))
+        if time.time() - told["at"] < seconds:
+            continue
+        for pattern in told["folders"]:
+            for place in found(table.spark, f"{table.path}/{pattern}"):
+                if not _is_named(table, place):
+                    folder.delete(place)
+                    removed += 1
+        folder.delete(file)
+    return removed
+
+
+def _is_named(table: Landed, place: str) -> bool:
+    hour, _, batch = place.rpartition("/records/")[2].partition("/batch=")
+    return "/records/" in place and any(one.id == batch for one in table.manifest(hour).batches)
