@@ -25,7 +25,7 @@ class Folder:
 
         Raises PipelineError where `out` is no path, or Spark has no file system for its URL.
         """
-        self._out, self._hadoop = out, spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+        self.spark, self._out, self._hadoop = spark, out, spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
         try:
             uri = self._hadoop.Path(out).toUri()
             # One of our own: what is set here is not for Spark's files.

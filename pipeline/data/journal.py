@@ -98,4 +98,4 @@ def read_rings(spark: SparkSession, journal: str) -> Mapping[str, RingSpec]:
 def set_aside(spark: SparkSession, journal: str, period: Period = ALWAYS) -> landed.Aside:
     """Return the counts of what is missing from a landed table as it could not be read; of a journal's folder none."""
     table = landed.Landed(spark, journal)
-    return table.aside(period) if table.exists() else landed.Aside()
+    return table.aside(period) if table.exists() else landed.NOTHING_ASIDE

@@ -129,6 +129,9 @@ class Aside:
         return f"{lines} and {files if self.files == 1 else files + 's'} set aside"
 
 
+NOTHING_ASIDE = Aside()
+
+
 class Landed:
     """A landed table, for as long as a job runs."""
 

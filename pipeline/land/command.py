@@ -65,13 +65,14 @@ def run(options: argparse.Namespace) -> int:
             lines = queue_records(spark, queue, {**arguments.source_options(options), "set_aside": "true"})
             counts = land_queue(lines, queue, table, folder, options.every)
         else:
-            counts = land_journal(spark, options.journal, table, folder, within)
-            if counts is None and options.every is None:
-                raise NoRecordError(f"{options.journal}: no file of records{f' {within}' if within.is_limited else ''}")
+            landed = land_journal(spark, options.journal, table, folder, within)
             while options.every is not None:
                 time.sleep(options.every)
                 land_journal(spark, options.journal, table, folder, within)
-    return int(bool(counts and (counts.unreadable or counts.files)) and not options.skip_unreadable)
+            if landed is None:
+                raise NoRecordError(f"{options.journal}: no file of records{f' {within}' if within.is_limited else ''}")
+            counts = landed
+    return int(bool(counts.unreadable or counts.files) and not options.skip_unreadable)
 
 
 def begin(folder: Folder, table: Landed) -> None:

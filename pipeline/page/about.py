@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.data.period import Period
 from pipeline.page.formats import count, moment
 from pipeline.stats.sampling import Estimate, Sample
@@ -10,12 +11,18 @@ About = Mapping[str, str | Sequence[str]]
 """The names and values at the head of a report; a value is a text, or a list of them."""
 
 
-def of_journal(journal: str, within: Period, found: tuple[int, int] | None, parameters: Mapping[str, object]) -> About:
+def of_journal(
+    journal: str,
+    within: Period,
+    found: tuple[int, int] | None,
+    parameters: Mapping[str, object],
+    aside: Aside = NOTHING_ASIDE,
+) -> About:
     """Return the names and values for the head of a report on a journal.
 
     `journal` says where it is, `within` which time was asked for, `found` the times of the first and the last record
     that were read, in microseconds since 1970. `parameters` are the options that shape the result, by their names on
-    the command line; those that are None, False or empty were not given.
+    the command line; those that are None, False or empty were not given. `aside` counts what landing could not read.
     """
     told: dict[str, str | Sequence[str]] = {"Journal": journal, "Period asked for": "all that there is"}
     if within.is_limited:
@@ -23,6 +30,8 @@ def of_journal(journal: str, within: Period, found: tuple[int, int] | None, para
     if found is not None:
         first, last = found
         told["Period found"] = f"{moment(first)} to {moment(last)} UTC"
+    if aside:
+        told["Unreadable"] = f"{aside}, which is in no figure"
     return {**told, **of_parameters(parameters)}
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType
 from pipeline import NoRecordError, PipelineError
 from pipeline.data import gaps, period
 from pipeline.data.folder import Folder
-from pipeline.data.journal import read_records, read_rings
+from pipeline.data.journal import read_records, read_rings, set_aside
 from pipeline.data.rings import RingSpec
 from pipeline.data.tables import TIME, WHOLE, Columns, column, read_table
 from pipeline.page import about
@@ -123,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
         by_queue, worst = _write(messages, out)
         names = ("messages", "repeated", "anywhere", "confirmed", "seen", "copies", "copies_before", "copies_elsewhere")
         counts = {name: sum(row[name] for row in by_queue) for name in (*names, "lost_elsewhere", *FLAWS)}
+        aside = set_aside(spark, options.journal, within)
         found = {
             **counts,
             "records_without_message_id": journal.without_id,
@@ -130,12 +131,14 @@ def run(options: argparse.Namespace) -> int:
             "seen_without_message_id": unnamed,
             "records_missing": journal.missing.records,
             "records_before_oldest": journal.missing.before,
+            "lines_set_aside": aside.lines,
+            "files_set_aside": aside.files,
             "sample": journal.sample,
         }
         told = {"v": 1, "verdict": verdict(found), **within.as_json(), **found}
         given = ("vhost", "exchange", "seen", "message_id", "queue", "time", "sequence")
         parameters = {f"--{name.replace('_', '-')}": vars(options)[name] for name in given}
-        head = about.of_journal(options.journal, within, journal.times, parameters)
+        head = about.of_journal(options.journal, within, journal.times, parameters, aside)
         page = report(told, journal.missing, by_queue, worst, head)
         if within.is_limited:
             page.text(

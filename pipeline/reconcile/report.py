@@ -82,6 +82,8 @@ def _what_is_not_known(told: Mapping[str, Any], missing: Missing) -> str:
         "copies_elsewhere": "{:,} copies were seen in queues that are none of the rings', and do not count; of the lost"
         f" messages {told['lost_elsewhere']:,} may be among them, as after dead-lettering.",
         "records_missing": "{:,} records are missing from the journal.",
+        "lines_set_aside": "{:,} lines of the journal could not be read.",
+        "files_set_aside": "{:,} files of the journal could not be read.",
         "records_before_oldest": f"{missing} Nor can it tell whether one of those had the id of another message.",
         "records_without_message_id": "{:,} records have no message id, and are left out.",
         "seen_without_message_id": "{:,} rows of what was seen have no message id, and are left out.",

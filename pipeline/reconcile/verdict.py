@@ -12,6 +12,8 @@ _HIDES = {
     "records_without_message_id": "records without a message id",
     "records_missing": "missing records",
     "records_before_oldest": "records before the oldest kept",
+    "lines_set_aside": "unreadable lines",
+    "files_set_aside": "unreadable files",
 }
 """By field of verdict.json: the things that may hide a lost message if the field is not 0."""
 

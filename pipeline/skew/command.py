@@ -8,7 +8,7 @@ import argparse
 from pipeline import PipelineError
 from pipeline.data import gaps, period
 from pipeline.data.folder import Folder
-from pipeline.data.journal import read_records, read_rings
+from pipeline.data.journal import read_records, read_rings, set_aside
 from pipeline.page import about
 from pipeline.session import spark_session
 from pipeline.skew import words
@@ -61,10 +61,12 @@ def run(options: argparse.Namespace) -> int:
             spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(f"{out}/{name}")
         first, last = min(one.scope.since for one in found), max(one.scope.until for one in found)
         parameters = {"--top": options.top, "--approximate": options.approximate}
-        page = report(found, missing, about.of_journal(options.journal, within, (first, last), parameters))
+        aside = set_aside(spark, options.journal, within)
+        page = report(found, missing, about.of_journal(options.journal, within, (first, last), parameters, aside))
         out.write("report.html", page.html())
     for one in found:
         if one.scope.across:
             print(words.of_all([one]))
-    print(f"{missing.records:,} records missing: {out}/report.html")
+    unreadable = f", {aside}" if aside else ""
+    print(f"{missing.records:,} records missing{unreadable}: {out}/report.html")
     return 0

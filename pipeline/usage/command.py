@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame
 from pipeline import PipelineError
 from pipeline.data import gaps, period
 from pipeline.data.folder import Folder
-from pipeline.data.journal import read_records, stream_records
+from pipeline.data.journal import read_records, set_aside, stream_records
+from pipeline.data.landed import NOTHING_ASIDE
 from pipeline.page import about
 from pipeline.session import setting, spark_session
 from pipeline.stream import arguments
@@ -150,7 +151,8 @@ def tell(
     last = found.windows[-1].window + found.minutes * 60_000_000
     parameters = {"--window": options.window, "--stream": options.stream, "--every": options.every}
     parameters["--overwrite-fewer"] = options.overwrite_fewer
-    head = about.of_journal(where, within, (found.windows[0].window, last), parameters)
+    aside = set_aside(out.spark, options.journal, within) if options.journal else NOTHING_ASIDE
+    head = about.of_journal(where, within, (found.windows[0].window, last), parameters, aside)
     out.write("report.html", report(found, head, within, kept).html())
     if kept:
         hours = [
@@ -159,4 +161,8 @@ def tell(
         ]
         more = f" and {len(kept) - _MOST_KEPT} more" if len(kept) > _MOST_KEPT else ""
         print(f"kept, as they have rows of which fewer records were read now: {', '.join(hours)}{more}")
-    print(f"{found.whole.messages:,} records, {found.missing.records:,} missing: {out}/report.html", flush=True)
+    unreadable = f", {aside}" if aside else ""
+    print(
+        f"{found.whole.messages:,} records, {found.missing.records:,} missing{unreadable}: {out}/report.html",
+        flush=True,
+    )

@@ -4,6 +4,7 @@ It changes nothing. The exit status is 0 within the limits or without limits, 1 
 """
 
 import argparse
+from dataclasses import asdict
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -11,7 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline import PipelineError
 from pipeline.data import period
 from pipeline.data.folder import Folder
-from pipeline.data.journal import read_records
+from pipeline.data.journal import read_records, set_aside
+from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.data.rings import RingSpec, read_ring, to_json
 from pipeline.data.tables import TEXT, WHOLE, read_table
 from pipeline.page import about
@@ -33,7 +35,11 @@ MOST_TOLD = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `whatif` to a parser."""
-    parser.add_argument("--journal", metavar="DIR", help="folder of the journal; needs --vhost and --exchange")
+    parser.add_argument(
+        "--journal",
+        metavar="DIR",
+        help="the journal, or the table that land has made of it; needs --vhost and --exchange",
+    )
     parser.add_argument("--vhost", metavar="NAME", help="virtual host of the exchange")
     parser.add_argument("--exchange", metavar="NAME", help="exchange whose ring would change")
     period.add_arguments(parser)
@@ -113,10 +119,13 @@ def run(options: argparse.Namespace) -> int:
         told = verdict(found, given_limits, sample=inputs.sample, with_bytes=bool(options.journal or options.bytes))
         told |= {"present_from": inputs.present.source}
         told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
-        page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs))
+        aside = set_aside(spark, options.journal, within) if options.journal else NOTHING_ASIDE
+        told |= {"set_aside": asdict(aside)}
+        page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs, aside))
         out.write("report.html", page.html())
         out.write_verdict(told)
-    print("\n".join([*answer(found), limits(told), f"{out}/report.html"]))
+    unreadable = [f"{aside}."] if aside else []
+    print("\n".join([*answer(found), limits(told), *unreadable, f"{out}/report.html"]))
     return 1 if told["over"] else 0
 
 
@@ -137,13 +146,13 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: it must be 1 or more")
 
 
-def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs) -> about.About:
+def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs, aside: Aside) -> about.About:
     """Return the head of the page."""
     names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight")
     given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, "max_moved", "max_over_fair")}
     if options.journal is None:
         return about.of_table(options.table, given)
-    return about.of_journal(options.journal, within, inputs.times, given)
+    return about.of_journal(options.journal, within, inputs.times, given, aside)
 
 
 def _of_table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:

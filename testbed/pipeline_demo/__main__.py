@@ -94,7 +94,7 @@ async def demo(broker: Broker, folder: Path) -> list[str]:
         del settings["journal-dir"]
         with running_sidecar(settings | {"broker-url": str(direct), "journal-stream": STREAM}) as sidecar:
             await publisher.by_http(sidecar.http_url, vhost, keys(MESSAGES, seed=5))
-        await jobs.collect(str(direct), STREAM, MESSAGES)
+        await jobs.land(str(direct), STREAM, MESSAGES)
     say("The reports in a browser:")
     with running_browser() as browser:
         for job in jobs.reports:

@@ -47,7 +47,7 @@ class Jobs:
         keys = table(out / "keys").sort_by([("messages", "descending")]).to_pylist()
         keys = [key for key in keys if key["exchange"] == self._exchange]
         rings = {key["ring"] for key in keys}  # None is the exchange across its rings.
-        records = _records(self._folder / "journal", "jsonl")
+        records = _records(self._folder / "journal")
         named = {record["ring"] for record in records if record["exchange"] == self._exchange}
         self.expect("skew", "rings", rings, named | {None})
         for ring in rings:
@@ -77,14 +77,14 @@ class Jobs:
             *("--broker-url", broker_url, "--management-url", management_url, "--exchange", self._exchange),
         )
 
-    async def collect(self, amqp_url: str, queue: str, published: int) -> None:
-        """Run `collect`, whose folder must have every record of the stream queue, and its ring."""
-        out = await self.run("collect", "--amqp-url", amqp_url, "--queue", queue, report=False)
-        records = _records(out, "json")
-        self.expect("collect", "records", len(records), published)
-        self.expect("collect", "events", len({record["event"] for record in records}), published)
+    async def land(self, amqp_url: str, queue: str, published: int) -> None:
+        """Run `land`, whose table must have every record of the stream queue, and its ring."""
+        out = await self.run("land", "--amqp-url", amqp_url, "--queue", queue, report=False)
+        records = table(out / "records").select(["event", "ring"]).to_pylist()
+        self.expect("land", "records", len(records), published)
+        self.expect("land", "events", len({record["event"] for record in records}), published)
         rings = {file.stem for file in out.glob("rings/*.json")}
-        self.expect("collect", "rings", rings, {record["ring"] for record in records})
+        self.expect("land", "rings", rings, {record["ring"] for record in records})
 
     async def run(self, job: str, *arguments: str, name: str = "", status: int = 0, report: bool = True) -> Path:
         """Run a job, show what it says, and return the folder with its results, which has its name or the one given.
@@ -124,8 +124,8 @@ def table(folder: Path) -> pa.Table:
     return ds.dataset(folder, partitioning="hive").to_table()
 
 
-def _records(journal: Path, suffix: str) -> list[dict[str, Any]]:
-    files = (journal / "records").rglob(f"*.{suffix}.gz")
+def _records(journal: Path) -> list[dict[str, Any]]:
+    files = (journal / "records").rglob("*.jsonl.gz")
     return [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 

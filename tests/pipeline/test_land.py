@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
@@ -307,7 +307,8 @@ def test_old_manifests_are_removed_and_a_column_that_comes_later_is_null(spark: 
     older = spark.createDataFrame([(1,)], "seq long")
     older.write.parquet(table.folder(NEXT, "older"))
     table.change(folder, NEXT, lambda old: Manifest(old.number, (Batch("older", 1),)))
-    assert table.records(table.folders()).select("seq", "message_id").collect() == [Row(1, None)]
+    (row,) = table.records(table.folders()).select("seq", "message_id").collect()
+    assert (row.seq, row.message_id) == (1, None)
 
     (tmp_path / "hours" / "dt=2026-11-21" / "17-000099.json").write_text("{")
     with pytest.raises(PipelineError, match=r"17-000099\.json: no manifest of a landed table: "):

@@ -11,7 +11,7 @@ def test_a_verdict_says_what_may_hide_a_loss() -> None:
         *FLAWS,
         *("messages", "repeated", "anywhere", "seen", "copies", "copies_before", "copies_elsewhere", "lost_elsewhere"),
         *("records_without_message_id", "records_without_key", "seen_without_message_id"),
-        *("records_missing", "records_before_oldest"),
+        *("records_missing", "records_before_oldest", "lines_set_aside", "files_set_aside"),
     )
     clean = dict.fromkeys(names, 0) | {"confirmed": 9, "sample": 1.0}
     good = "nothing lost or misplaced"
@@ -24,6 +24,8 @@ def test_a_verdict_says_what_may_hide_a_loss() -> None:
         ({"records_without_message_id": 1}, "records without a message id"),
         ({"records_missing": 1}, "missing records"),
         ({"records_before_oldest": 1}, "records before the oldest kept"),
+        ({"lines_set_aside": 1}, "unreadable lines"),
+        ({"files_set_aside": 1}, "unreadable files"),
         ({"sample": 0.5}, "keys outside the sample"),
         ({"repeated": 1, "records_missing": 1}, "repeated message ids and missing records"),
         (
