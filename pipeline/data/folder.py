@@ -60,7 +60,7 @@ class Folder:
     def create(self, name: str, text: str) -> bool:
         """Write a file, whole or not at all, and only where there is none of this name; return whether it was written.
 
-        Of several that call it at once, one gets True: on a disk and in HDFS. Object stores do not promise that.
+        If several call it at once, one gets True, on a disk and in HDFS. Object stores do not promise that.
         Raises PipelineError where it cannot be written.
         """
         path = self._path(name)

@@ -5,8 +5,8 @@
     TABLE/hours/dt=2026-11-21/17-000003.json                      the third manifest of that hour
     TABLE/rings/FINGERPRINT.json, TABLE/quarantine/batch=ID/      rings, and what could not be read
 
-A reader takes the newest manifest of each hour, and reads the batches that it names and no other folder. So a batch is
-there as a whole or not at all, and batches are merged in one step.
+A reader takes the newest manifest of each hour, and reads the batches that it names and no other folder. A batch is
+there as a whole or not at all for it, and batches are merged in one step.
 
 A writer makes the next manifest from the newest one, under the next number, and the file system lets only one writer
 have that number. The others look again at what is new: `change` is that loop. Nobody holds a lock, so nobody dies with

@@ -68,7 +68,7 @@ class _Part:
 
 
 class Landing:
-    """What writes to a landed table, for as long as a job runs."""
+    """The writer of a landed table, for as long as a job runs."""
 
     def __init__(self, table: Landed, folder: Folder, want_rings: Callable[[set[str]], None] | None = None) -> None:
         """Take the table, and its folder as one that can be written.

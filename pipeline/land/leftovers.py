@@ -1,7 +1,7 @@
 """Folders of a landed table that no manifest names: those of runs that died, and batches that have been merged.
 
-Nobody can tell a dead run from a slow one, nor whether a reader still reads a batch that is merged. So a folder is
-noted before it may become a leftover, and removed a day later if no manifest names it then.
+Nobody can tell a dead run from a slow one, nor whether a reader still reads a batch that is merged. A folder is noted
+before it may become a leftover, and removed a day later if no manifest names it then.
 """
 
 import json

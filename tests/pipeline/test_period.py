@@ -161,7 +161,7 @@ def test_a_time_without_records_is_told_and_nothing_is_written(
     spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = (job, "--journal", str(journal(tmp_path)), "--out", str(tmp_path / "out"))
-    assert main([*of, "--from", "2026-11-22"]) == 2
+    assert main([*of, "--from", "2026-11-22"]) == 3
     assert f"pipeline {job}: {tmp_path}: no record from 2026-11-22 00:00:00 UTC\n" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -171,7 +171,7 @@ def test_a_journal_without_a_record_is_told_and_nothing_is_written(
     spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty" / "records").mkdir(parents=True)
-    assert main([job, "--journal", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
+    assert main([job, "--journal", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 3
     assert f"pipeline {job}: {tmp_path}/empty: no record\n" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -220,7 +220,7 @@ def test_whatif_is_of_the_demand_in_between(
         "2026-11-21T18:30:00+00:00",
         "2026-11-21T19:00:00+00:00",
     )
-    assert main([*of, *edit, "--from", "2026-11-22"]) == 2
+    assert main([*of, *edit, "--from", "2026-11-22"]) == 3
     assert "no record of exchange 'orders' of virtual host '/' from 2026-11-22" in capsys.readouterr().err
     assert main(["whatif", "--table", "t.csv", "--out", *edit, "--until", "2026-11-22"]) == 2
     assert "--from and --until need --journal" in capsys.readouterr().err

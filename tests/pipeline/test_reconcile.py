@@ -434,9 +434,9 @@ def test_bad_input(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "bad.csv").write_text("message_id,queue,time\na,q,noon\n")
     (tmp_path / "good.csv").write_text("message_id,queue,time\na,q,1\n")
 
-    def refused(seen: str, *arguments: str) -> str:
+    def refused(seen: str, *arguments: str, status: int = 2) -> str:
         capsys.readouterr()
-        assert run(tmp_path, "--seen", str(tmp_path / seen), *arguments) == 2
+        assert run(tmp_path, "--seen", str(tmp_path / seen), *arguments) == status
         assert not (tmp_path / "out").exists()
         (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline reconcile: ")]
         return said
@@ -447,7 +447,7 @@ def test_bad_input(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert "bad.csv: column 'time': 'noon' is not a time" in refused("bad.csv")
     assert "no.csv: no such file" in refused("no.csv")
-    assert "no record of virtual host '/', exchange 'x'" in refused("good.csv", "--exchange", "x")
+    assert "no record of virtual host '/', exchange 'x'" in refused("good.csv", "--exchange", "x", status=3)
 
 
 @pytest.mark.parametrize("limits", [(), pytest.param(("--until", "2026-11-21T17:20"), marks=pytest.mark.long)], ids=str)

@@ -225,7 +225,7 @@ def test_a_journal_without_records_is_told(
 ) -> None:
     (tmp_path / "records").mkdir()
     said = ["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert main(said) == 2
+    assert main(said) == 3
     assert capsys.readouterr().err == f"pipeline usage: {tmp_path}: no record\n"
     # A stream may have more to come.
     assert main([*said, "--stream"]) == 0
