@@ -16,6 +16,7 @@ JOBS = {
     "skew": "which keys are hot, and whether keys or the ring make a load uneven",
     "whatif": "the effect of a change of queues or weights, before you make it",
     "publish": "publish a table's rows, each straight to the queue of its key, with confirms",
+    "day": "run land, usage, skew and reconcile for a day, and keep the results of each day",
     "land": "make a table of the journal, each record once, which the other jobs read faster",
     "reconcile": "whether every confirmed message was seen by a consumer",
 }

@@ -87,27 +87,51 @@ ALWAYS = Period()
 
 
 def add_journal_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the options `--journal`, `--from` and `--until` to a parser."""
+    """Add the options `--journal`, `--from`, `--until` and `--day` to a parser."""
     where = "the journal: the sidecars' journal_dir, a copy of it, or the table that land has made of it"
     parser.add_argument("--journal", required=required, metavar="DIR", help=where)
     add_arguments(parser)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options `--from` and `--until`, of jobs that read a journal's folder, to a parser."""
+    """Add the options `--from`, `--until` and `--day`, of jobs that read a journal's folder, to a parser."""
     form = "such as 2026-11-21, 2026-11-21T17 or 2026-11-21T17:30:00+01:00; in UTC if it has no offset"
     parser.add_argument(
         "--from", dest="since", type=_utc, metavar="TIME", help=f"read only records of TIME or later, {form}"
     )
     parser.add_argument("--until", type=_utc, metavar="TIME", help="read only records before TIME, in the same form")
+    parser.add_argument(
+        "--day",
+        type=day_of,
+        metavar="DAY",
+        help="read only records of that day in UTC: yesterday, today, or a date such as 2026-11-21",
+    )
 
 
 def period_of(options: argparse.Namespace) -> Period:
-    """Return the period of `--from` and `--until`. Raises PipelineError if its end is not after its beginning."""
+    """Return the period of `--from` and `--until`, or of `--day`.
+
+    Raises PipelineError if its end is not after its beginning, or where both are given.
+    """
+    if options.day is not None:
+        if options.since is not None or options.until is not None:
+            raise PipelineError("--day cannot be used with --from or --until")
+        return Period(options.day, options.day + timedelta(days=1))
     period = Period(options.since, options.until)
     if period.since is not None and period.until is not None and period.since >= period.until:
         raise PipelineError(f"--until: {period.until:%Y-%m-%d %H:%M:%S} is not after --from")
     return period
+
+
+def day_of(text: str) -> datetime:
+    """Return the beginning of a day in UTC: yesterday, today, or a date. Raises ArgumentTypeError for another text."""
+    if text in ("yesterday", "today"):
+        now = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        return now - timedelta(days=text == "yesterday")
+    day = _utc(text)
+    if text != f"{day:%Y-%m-%d}":
+        raise argparse.ArgumentTypeError(f"{text!r} is no day: yesterday, today, or a date such as 2026-11-21")
+    return day
 
 
 def _utc(text: str) -> datetime:

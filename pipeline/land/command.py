@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise PipelineError(f"--every: {options.every} is less than 1")
     within = period.period_of(options)
     if queue is not None and within.is_limited:
-        raise PipelineError("--from and --until need --journal")
+        raise PipelineError("--from, --until and --day need --journal")
     with spark_session("land") as spark:
         folder, table = Folder(spark, options.out), Landed(spark, options.out)
         begin(folder, table)

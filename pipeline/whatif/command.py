@@ -134,8 +134,8 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError("give either --journal or --table")
     if options.journal is not None and (options.vhost is None or options.exchange is None):
         raise PipelineError("--journal needs --vhost and --exchange")
-    if options.journal is None and (options.since is not None or options.until is not None):
-        raise PipelineError("--from and --until need --journal")
+    if options.journal is None and (options.since or options.until or options.day):
+        raise PipelineError("--from, --until and --day need --journal")
     if options.table is not None and (options.key is None or not (options.ring or options.management_url)):
         raise PipelineError("--table needs --key, and either --ring or --management-url")
     if bool(options.proposed) == bool(options.add or options.remove or options.weight):

@@ -273,7 +273,7 @@ def test_what_cannot_be_a_table_is_told(
     assert refused("--out", "x") == "give either --journal, or --amqp-url and --queue: where the records are"
     assert refused(*of, "--out", "x", "--every", "0") == "--every: 0 is less than 1"
     queue = ("--amqp-url", "amqp://u:p@127.0.0.1:1/", "--queue", "journal")
-    assert refused(*queue, "--out", "x", "--from", "2026-11-21") == "--from and --until need --journal"
+    assert refused(*queue, "--out", "x", "--from", "2026-11-21") == "--from, --until and --day need --journal"
     assert "no journal: there is no folder" in refused("--journal", str(tmp_path), "--out", str(tmp_path / "x"))
     newer = tmp_path / "newer"
     newer.mkdir()

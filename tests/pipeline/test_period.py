@@ -223,7 +223,7 @@ def test_whatif_is_of_the_demand_in_between(
     assert main([*of, *edit, "--from", "2026-11-22"]) == 3
     assert "no record of exchange 'orders' of virtual host '/' from 2026-11-22" in capsys.readouterr().err
     assert main(["whatif", "--table", "t.csv", "--out", *edit, "--until", "2026-11-22"]) == 2
-    assert "--from and --until need --journal" in capsys.readouterr().err
+    assert "--from, --until and --day need --journal" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -1,0 +1,1 @@
+"""The job `day`: it runs the other jobs for one day, and keeps the results of each day."""

@@ -1,0 +1,77 @@
+"""`day`: one command for a day, whose results stay beside those of other days."""
+
+import argparse
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import PipelineError
+from pipeline.__main__ import main
+from pipeline.data.period import Period, add_arguments, day_of, period_of
+from pipeline.day.command import worst
+from tests.pipeline.records import START, published, ring_of, write_journal
+
+KNOWN = ring_of({"orders.1": 1, "orders.2": 1})
+A_DAY = 24 * 3600 * 1_000_000
+
+
+def period(*given: str) -> Period:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return period_of(parser.parse_args(given))
+
+
+def test_a_day_is_a_period_of_utc() -> None:
+    since = datetime(2026, 11, 21, tzinfo=UTC)
+    assert period("--day", "2026-11-21") == Period(since, since + timedelta(days=1))
+    assert day_of("today") - day_of("yesterday") == timedelta(days=1)
+    assert day_of("yesterday").hour == 0
+    assert timedelta() <= datetime.now(UTC) - day_of("today") < timedelta(days=1, minutes=1)
+    for text in ("tomorrow", "2026-11-21T17", "20261121"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            day_of(text)
+    with pytest.raises(PipelineError, match="--day cannot be used with --from or --until"):
+        period("--day", "yesterday", "--from", "2026-11-21")
+
+
+def test_the_status_that_says_the_most() -> None:
+    assert [worst(told) for told in ([], [0, 0], [0, 3], [3, 1], [1, 2, 0])] == [0, 0, 3, 1, 2]
+
+
+def test_each_day_has_results_of_its_own(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    keys = [b"%d" % n for n in range(20)]
+    first = published(KNOWN, keys)
+    records = first + published(KNOWN, keys[:10], first=21, start=START + A_DAY)
+    write_journal(journal, records, [KNOWN])
+    seen = [f"{r['message_id']},{r['destination']},{r['time'] + 1}" for r in records[:29]]
+    (tmp_path / "seen.csv").write_text("\n".join(["message_id,queue,time", *seen]))
+    of = ("day", "--journal", str(journal), "--out", str(out))
+    whole = (*of, "--vhost", "/", "--seen", str(tmp_path / "seen.csv"))
+
+    def verdict(day: str) -> object:
+        return json.loads((out / day / "verdict.json").read_text())
+
+    assert main([*of, "--day", "2026-11-21"]) == 0
+    assert capsys.readouterr().out.endswith(f"2026-11-21: status 0: {out}/2026-11-21\n")
+    assert verdict("2026-11-21") == {
+        "v": 1, "day": "2026-11-21", "status": 0, "jobs": {"land": 0, "usage": 0, "skew": 0},
+    }  # fmt: skip
+    assert {path.name for path in out.iterdir()} == {"2026-11-21", "landed"}
+
+    # One of the second day's messages was not seen.
+    assert main([*whole, "--day", "2026-11-22"]) == 1
+    jobs = {"land": 0, "usage": 0, "skew": 0, "reconcile": 1}
+    assert verdict("2026-11-22") == {"v": 1, "day": "2026-11-22", "status": 1, "jobs": jobs}
+    assert "20 messages" in (out / "2026-11-21" / "usage" / "report.html").read_text()
+    assert "10 messages" in (out / "2026-11-22" / "usage" / "report.html").read_text()
+
+    assert main([*of, "--day", "2026-11-23"]) == 3
+    assert verdict("2026-11-23") == {"v": 1, "day": "2026-11-23", "status": 3, "jobs": {"land": 3}}
+    assert main([*of, "--vhost", "/"]) == 2
+    assert "--vhost, --exchange and --seen are for reconcile" in capsys.readouterr().err
