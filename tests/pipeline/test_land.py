@@ -204,6 +204,8 @@ def test_a_truncated_file_is_set_aside_until_it_is_whole(
     assert land(journal, out) == 0
     assert set_aside(spark, str(out)) == Aside()
     assert rows(spark, out) == rows(spark, journal)
+    second.with_name(f"{PROXY}-000000003001.jsonl.gz").write_bytes(gzip.compress(b""))
+    assert land(journal, out) == 0, "a file without a line"
 
 
 def test_only_the_hours_of_a_period_are_landed_and_read(

@@ -24,6 +24,7 @@ JOBS = {
     "reconcile": (("messages", "summary"), OF_EXCHANGE),
 }
 """The tables that a job writes, and its options."""
+LONG = ("skew", "whatif")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def results(spark: SparkSession, out: Path, tables: tuple[str, ...]) -> dict[str
 
 
 @pytest.mark.parametrize("period", [pytest.param("", marks=pytest.mark.long), HOUR])
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", ["usage", "reconcile", *(pytest.param(j, marks=pytest.mark.long) for j in LONG)])
 def test_results_are_equal(spark: SparkSession, journal: Path, tmp_path: Path, job: str, period: str) -> None:
     tables, more = JOBS[job]
     if job == "reconcile":
