@@ -42,7 +42,7 @@ MARK = "table.json"
 COLUMNS = StructType([*RECORD.fields]).add("file", StringType())
 """The columns of the files: a record's, and the journal's file that it was in (null for a stream queue)."""
 
-KEPT = 10
+KEPT = 20
 """How many of an hour's manifests stay, for readers that have listed them and not yet read one."""
 
 NO_HOUR = "dt=1970-01-01/hour=00"
@@ -167,18 +167,28 @@ class Landed:
 
     def manifest(self, hour: str) -> Manifest:
         """Return the newest manifest of an hour, given by its folder; an empty one where it has none."""
-        day, _, of_day = hour.partition("/hour=")
-        files = found(self.spark, f"{self.path}/hours/{day}/{of_day}-*.json")
+        files = self._files(hour)
         return Manifest.of_json(content(self.spark, files[-1]), files[-1]) if files else Manifest()
+
+    def _files(self, hour: str) -> list[str]:
+        day, _, of_day = hour.partition("/hour=")
+        return found(self.spark, f"{self.path}/hours/{day}/{of_day}-*.json")
 
     def change(self, folder: Folder, hour: str, edit: Callable[[Manifest], Manifest | None]) -> None:
         """Make the next manifest of an hour from the newest one, again if another writer has made it meanwhile.
 
-        `edit` returns the new content, or None where nothing is to be changed. `folder` is the table's.
+        `edit` returns the new content, or None where nothing is to be changed. `folder` is the table's. Raises
+        PipelineError where so many others wrote meanwhile that nobody can tell whether the new one counts.
         """
         while (new := edit(old := self.manifest(hour))) is not None:
             number = old.number + 1
             if folder.create(_name(hour, number), replace(new, number=number).to_json()):
+                # The number may have been taken before, and its file deleted, by whoever made the one KEPT behind it.
+                newest = _MANIFEST.search(self._files(hour)[-1])
+                if newest and int(newest[3]) >= number + KEPT:
+                    raise PipelineError(
+                        f"{self.path}: other runs changed {hour} {KEPT} times meanwhile: start again, nothing is doubled"
+                    )
                 if number > KEPT:
                     folder.delete(_name(hour, number - KEPT))
                 return

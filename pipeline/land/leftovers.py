@@ -28,16 +28,18 @@ def done(folder: Folder, name: str) -> None:
 
 def remove(table: Landed, folder: Folder, seconds: float = KEPT_SECONDS) -> int:
     """Remove the noted folders that no manifest names, of notes older than `seconds`; return how many."""
+    notes = {
+        file: json.loads(content(table.spark, file)) for file in found(table.spark, f"{table.path}/leftovers/*.json")
+    }
+    old = {file: told["folders"] for file, told in notes.items() if time.time() - told["at"] >= seconds}
+    young = [f"/{name}" for file, told in notes.items() if file not in old for name in told["folders"]]
     removed = 0
-    for file in found(table.spark, f"{table.path}/leftovers/*.json"):
-        told = json.loads(content(table.spark, file))
-        if time.time() - told["at"] < seconds:
-            continue
-        for pattern in told["folders"]:
-            for place in found(table.spark, f"{table.path}/{pattern}"):
-                if not _is_named(table, place):
-                    folder.delete(place)
-                    removed += 1
+    for file, patterns in old.items():
+        for place in (place for pattern in patterns for place in found(table.spark, f"{table.path}/{pattern}")):
+            # A batch of a run that died behind its manifest may have been merged a minute ago.
+            if not _is_named(table, place) and not place.endswith(tuple(young)):
+                folder.delete(place)
+                removed += 1
         folder.delete(file)
     return removed
 

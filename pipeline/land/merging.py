@@ -47,9 +47,15 @@ def _merge(table: Landed, folder: Folder, hour: str, group: list[Batch]) -> None
     # Readers that have read the manifest before go on reading the old ones.
     leftovers.note(folder, f"{merged.id}-merged", [f"records/{hour}/batch={batch.id}" for batch in group])
 
+    swapped = False
+
     def swap(manifest: Manifest) -> Manifest | None:
-        if not set(group) <= set(manifest.batches):
-            return None  # Another run has merged some of them; what was written here is left over.
+        nonlocal swapped
+        swapped = set(group) <= set(manifest.batches)
+        if not swapped:
+            return None  # Another run has merged some of them.
         return replace(manifest, batches=(*(one for one in manifest.batches if one not in group), merged))
 
     table.change(folder, hour, swap)
+    if swapped:
+        leftovers.done(folder, merged.id)

@@ -302,6 +302,17 @@ def test_old_manifests_are_removed_and_a_column_that_comes_later_is_null(spark: 
     begin(folder, table)
     for n in range(KEPT + 3):
         table.change(folder, HOUR, lambda old, n=n: Manifest(old.number, unreadable=n))  # type: ignore[misc]
+
+    def slow(old: Manifest) -> Manifest:
+        for _ in range(KEPT + 2):
+            table.change(folder, NEXT, lambda old: old)
+        return old
+
+    # Its number is free again, since the file that had it was deleted.
+    with pytest.raises(PipelineError, match="other runs changed dt=2026-11-21/hour=18 20 times meanwhile"):
+        table.change(folder, NEXT, slow)
+    for path in (tmp_path / "hours" / "dt=2026-11-21").glob("18-*"):
+        path.unlink()
     names = sorted(path.name for path in (tmp_path / "hours" / "dt=2026-11-21").iterdir())
     assert names == [f"17-{n:06}.json" for n in range(4, KEPT + 4)]
     assert table.manifest(HOUR) == Manifest(KEPT + 3, unreadable=KEPT + 2)
