@@ -186,9 +186,7 @@ class Landed:
                 # The number may have been taken before, and its file deleted, by whoever made the one KEPT behind it.
                 newest = _MANIFEST.search(self._files(hour)[-1])
                 if newest and int(newest[3]) >= number + KEPT:
-                    raise PipelineError(
-                        f"{self.path}: other runs changed {hour} {KEPT} times meanwhile: start again, nothing is doubled"
-                    )
+                    raise PipelineError(f"{self.path}: other runs changed {hour} {KEPT} times meanwhile: start again")
                 if number > KEPT:
                     folder.delete(_name(hour, number - KEPT))
                 return
