@@ -18,6 +18,10 @@ into its own.
 """
 
 
+class GoneError(PipelineError):
+    """The error of a file that is not there any more."""
+
+
 def found(spark: SparkSession, pattern: str) -> list[str]:
     """Return the files and folders that match a path or a pattern, sorted.
 
@@ -32,7 +36,10 @@ def found(spark: SparkSession, pattern: str) -> list[str]:
 
 
 def content(spark: SparkSession, file: str) -> bytes:
-    """Return the whole content of a file. Raises PipelineError, which names the file, where it cannot be read."""
+    """Return the whole content of a file.
+
+    Raises PipelineError, which names the file, where it cannot be read: GoneError where it is not there.
+    """
     try:
         path = spark._jvm.org.apache.hadoop.fs.Path(file)  # type: ignore[union-attr]
         stream = path.getFileSystem(spark._jsc.hadoopConfiguration()).open(path)
@@ -41,7 +48,9 @@ def content(spark: SparkSession, file: str) -> bytes:
         finally:
             stream.close()
     except FAULTS as error:
-        raise PipelineError(f"{file}: cannot be read: {why(error)}") from None
+        told = f"{file}: cannot be read: {why(error)}"
+        is_gone = isinstance(error, Py4JJavaError) and "FileNotFound" in error.java_exception.getClass().getName()
+        raise (GoneError if is_gone else PipelineError)(told) from None
 
 
 def why(error: Py4JJavaError | IllegalArgumentException) -> str:

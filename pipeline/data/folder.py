@@ -68,12 +68,23 @@ class Folder:
             unfinished = self._unfinished(path, text)
             created = self._renamed(unfinished, path)
             if not created:
-                self._files.delete(unfinished, False)
+                # One that is not there any more was renamed, and the answer was lost.
+                created = not self._files.delete(unfinished, False)
                 if not self._files.exists(path):
                     raise PipelineError(f"--out: {path}: cannot be written")
         except Py4JJavaError as error:
             raise PipelineError(f"--out: {path}: {why(error)}") from None
         return created
+
+    def make_private(self, name: str = "") -> None:
+        """Make a folder, or with no name this one, for its owner alone; leave one that is there as it is."""
+        path = self._path(name) if name else self._hadoop.Path(self._out)
+        owners = self._hadoop.permission.FsPermission("700")
+        try:
+            if not self._files.exists(path):
+                self._files.mkdirs(path, owners)
+        except Py4JJavaError as error:
+            raise PipelineError(f"--out: {path}: {why(error)}") from None
 
     def move(self, name: str, to: str) -> None:
         """Give a folder inside this one another name, and make the folders above. Raises PipelineError."""
@@ -120,7 +131,12 @@ class Folder:
         try:
             os.link(source, target)
         except FileExistsError:
-            return False
+            # A network's file system may have lost the answer, and asked again.
+            if not os.path.samefile(source, target):
+                return False
+        except OSError as error:
+            self._files.delete(unfinished, False)
+            raise PipelineError(f"--out: {path}: cannot be linked: {error.strerror}") from None
         os.unlink(source)
         return True
 

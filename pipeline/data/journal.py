@@ -1,6 +1,6 @@
 """Reading a journal: its folder, or the table that `land` has made of it; records as a DataFrame, and rings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -85,14 +85,25 @@ def _held(name: str, where: str) -> str:
     return f"CASE WHEN {checks.holds(name)} THEN {name} ELSE {wrong} END AS {name}"
 
 
-def read_rings(spark: SparkSession, journal: str) -> Mapping[str, RingSpec]:
+def read_rings(
+    spark: SparkSession, journal: str, bad: Callable[[str, PipelineError], None] | None = None
+) -> Mapping[str, RingSpec]:
     """Return the rings of a journal by fingerprint.
 
-    Raises PipelineError for a file that is no ring as docs/reference/journal.md describes it.
+    Raises PipelineError for a file that is no ring as docs/reference/journal.md describes it; with `bad`, calls it with
+    the file and the error instead.
     """
-    files = found(spark, f"{journal.rstrip('/')}/rings/*.json")
-    rings = [parse_ring(content(spark, file), file) for file in files]
-    return {ring.fingerprint: ring for ring in rings}
+    rings = {}
+    for file in found(spark, f"{journal.rstrip('/')}/rings/*.json"):
+        try:
+            ring = parse_ring(content(spark, file), file)
+        except PipelineError as error:
+            if bad is None:
+                raise
+            bad(file, error)
+        else:
+            rings[ring.fingerprint] = ring
+    return rings
 
 
 def set_aside(spark: SparkSession, journal: str, period: Period = ALWAYS) -> landed.Aside:

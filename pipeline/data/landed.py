@@ -20,14 +20,14 @@ left out by that index, and the rest is landed.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
 from pipeline import PipelineError
-from pipeline.data.files import content, found
+from pipeline.data.files import GoneError, content, found
 from pipeline.data.folder import Folder
 from pipeline.data.period import ALWAYS, Period
 from pipeline.data.schema import RECORD
@@ -46,7 +46,8 @@ KEPT = 20
 """How many of an hour's manifests stay, for readers that have listed them and not yet read one."""
 
 NO_HOUR = "dt=1970-01-01/hour=00"
-"""The hour whose manifest lists the journal's files that are in no folder of an hour."""
+"""The hour whose manifest has what is of no known hour: the journal's files that are in no folder of an hour, and the
+lines of stream queues that were set aside."""
 
 _MANIFEST = re.compile(r"/(dt=\d{4}-\d\d-\d\d)/(\d\d)-(\d{6,})\.json$")
 
@@ -69,6 +70,8 @@ class Source:
     """A file of a journal that has been landed, or set aside."""
 
     size: int
+    modified: int
+    """When it was modified, in milliseconds since 1970."""
     unreadable: int = 0
     """How many of its lines were set aside."""
     reason: str = ""
@@ -76,9 +79,14 @@ class Source:
     v: int = OF_RECORDS
     """The newest version of records that the release knew which read it."""
 
-    def is_same(self, size: int) -> bool:
-        """Return whether a file of this size needs no reading: it has not grown, nor could this release read more."""
-        return self.size == size and not (self.unreadable and self.v < OF_RECORDS)
+    def is_same(self, size: int, modified: int) -> bool:
+        """Return whether a file needs no reading: it has not grown.
+
+        One with something set aside must not be modified either, nor may this release be able to read more of it.
+        """
+        if self.size != size or (self.unreadable and self.v < OF_RECORDS):
+            return False
+        return self.modified == modified or not (self.unreadable or self.reason)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class Manifest:
     sources: Mapping[str, Source] = field(default_factory=dict)
     """The journal's files in this hour's folder that need no reading, by path below `records`."""
     unreadable: int = 0
-    """How many lines of a stream queue were set aside in this hour."""
+    """How many lines of stream queues were set aside."""
 
     def to_json(self) -> str:
         """Return the manifest as its file has it."""
@@ -118,6 +126,14 @@ class Aside:
 
     lines: int = 0
     files: int = 0
+
+    @classmethod
+    def of(cls, manifests: Iterable[Manifest]) -> "Aside":
+        """Return the counts of what these manifests have."""
+        every = tuple(manifests)
+        sources = [source for manifest in every for source in manifest.sources.values()]
+        lines = sum(source.unreadable for source in sources) + sum(manifest.unreadable for manifest in every)
+        return cls(lines, sum(bool(source.reason) for source in sources))
 
     def __bool__(self) -> bool:
         """Return whether there is anything."""
@@ -154,25 +170,43 @@ class Landed:
 
     def manifests(self, within: Period = ALWAYS) -> dict[str, Manifest]:
         """Return the newest manifest of each hour of a period that has one, by the hour's folder."""
-        newest: dict[str, tuple[int, str]] = {}
-        for day in found(self.spark, f"{self.path}/hours/dt=*"):
-            date = day.rpartition("=")[2]
-            if not any(within.holds_hour(f"{date}T{hour:02}") for hour in range(24)):
-                continue
-            for file in found(self.spark, f"{day}/[0-9]*.json"):
-                if (name := _MANIFEST.search(file)) and within.holds_hour(f"{date}T{name[2]}"):
-                    hour = f"{name[1]}/hour={name[2]}"
-                    newest[hour] = max(newest.get(hour, (0, "")), (int(name[3]), file))
-        return {hour: Manifest.of_json(content(self.spark, file), file) for hour, (_, file) in newest.items()}
+        dates = [day.rpartition("=")[2] for day in found(self.spark, f"{self.path}/hours/dt=*")]
+        hours = ((date, f"{hour:02}") for date in dates for hour in range(24))
+        return self.manifests_of(
+            f"dt={date}/hour={hour}" for date, hour in hours if within.holds_hour(f"{date}T{hour}")
+        )
+
+    def manifests_of(self, hours: Iterable[str]) -> dict[str, Manifest]:
+        """Return the newest manifests of those of some hours that have one; both are given by the hours' folders."""
+        wanted = set(hours)
+        newest = [one for day in sorted({_day(hour) for hour in wanted}) for one in self._newest(day).items()]
+        return {hour: self._read(hour, file) for hour, file in newest if hour in wanted}
 
     def manifest(self, hour: str) -> Manifest:
         """Return the newest manifest of an hour, given by its folder; an empty one where it has none."""
-        files = self._files(hour)
-        return Manifest.of_json(content(self.spark, files[-1]), files[-1]) if files else Manifest()
+        return self.manifests_of([hour]).get(hour, Manifest())
 
-    def _files(self, hour: str) -> list[str]:
-        day, _, of_day = hour.partition("/hour=")
-        return found(self.spark, f"{self.path}/hours/{day}/{of_day}-*.json")
+    def changes(self, day: str) -> int:
+        """Return how many manifests the hours of a day, such as 2026-11-21, have had: more after each change."""
+        return sum(_number(file) for file in self._newest(f"dt={day}").values())
+
+    def _newest(self, day: str) -> dict[str, str]:
+        """Return the file of the newest manifest by the hour's folder, of a day that is given by its folder."""
+        newest: dict[str, str] = {}
+        for file in found(self.spark, f"{self.path}/hours/{day}/[0-9]*.json"):
+            if name := _MANIFEST.search(file):
+                newest[f"{day}/hour={name[2]}"] = max(file, newest.get(f"{day}/hour={name[2]}", file), key=_number)
+        return newest
+
+    def _read(self, hour: str, file: str) -> Manifest:
+        """Return an hour's manifest, from a newer file if this one has been removed since it was found."""
+        try:
+            return Manifest.of_json(content(self.spark, file), file)
+        except GoneError:
+            newer = self._newest(_day(hour)).get(hour)
+            if newer == file:
+                raise
+            return self._read(hour, newer) if newer else Manifest()
 
     def change(self, folder: Folder, hour: str, edit: Callable[[Manifest], Manifest | None]) -> None:
         """Make the next manifest of an hour from the newest one, again if another writer has made it meanwhile.
@@ -184,8 +218,7 @@ class Landed:
             number = old.number + 1
             if folder.create(_name(hour, number), replace(new, number=number).to_json()):
                 # The number may have been taken before, and its file deleted, by whoever made the one KEPT behind it.
-                newest = _MANIFEST.search(self._files(hour)[-1])
-                if newest and int(newest[3]) >= number + KEPT:
+                if _number(self._newest(_day(hour)).get(hour, "")) >= number + KEPT:
                     raise PipelineError(f"{self.path}: other runs changed {hour} {KEPT} times meanwhile: start again")
                 if number > KEPT:
                     folder.delete(_name(hour, number - KEPT))
@@ -207,11 +240,18 @@ class Landed:
         return self.spark.read.schema(COLUMNS).option("recursiveFileLookup", "true").parquet(*folders)
 
     def aside(self, within: Period = ALWAYS) -> Aside:
-        """Return the counts of what was set aside in a period's hours."""
-        manifests = self.manifests(within).values()
-        sources = [source for manifest in manifests for source in manifest.sources.values()]
-        lines = sum(source.unreadable for source in sources) + sum(manifest.unreadable for manifest in manifests)
-        return Aside(lines, sum(bool(source.reason) for source in sources))
+        """Return the counts of what was set aside in a period's hours, and of what may be of any hour."""
+        return Aside.of({**self.manifests(within), NO_HOUR: self.manifest(NO_HOUR)}.values())
+
+
+def _day(hour: str) -> str:
+    return hour.partition("/")[0]
+
+
+def _number(file: str) -> int:
+    """Return the number in the name of a manifest's file."""
+    name = _MANIFEST.search(file)
+    return int(name[3]) if name else 0
 
 
 def _name(hour: str, number: int) -> str:

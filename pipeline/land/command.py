@@ -1,13 +1,14 @@
 """Lands a journal: makes a table in Parquet of it, by day and hour, each record once, for all jobs that read a journal.
 
 A second run adds what has come since, and what came late. Lines and files that cannot be read are set aside. The exit
-status is 0, or 1 if something was set aside, 2 for an error, and 3 if there is no record.
+status is 0, or 1 while something is set aside, 2 for an error, and 3 if there is no record.
 """
 
 import argparse
+import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +17,7 @@ from pipeline import NoRecordError, PipelineError
 from pipeline.data import period
 from pipeline.data.folder import Folder
 from pipeline.data.journal import read_rings
-from pipeline.data.landed import MARK, VERSION, Landed, Manifest, Source
+from pipeline.data.landed import MARK, NO_HOUR, VERSION, Aside, Landed, Manifest, Source
 from pipeline.data.rings import to_json
 from pipeline.land import leftovers
 from pipeline.land.landing import Counts, Landing
@@ -40,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--every", type=int, metavar="SECONDS", help="do not end, and look for new records every SECONDS"
     )
     parser.add_argument(
-        "--skip-unreadable", action="store_true", help="exit with 0 even if lines or files were set aside"
+        "--skip-unreadable", action="store_true", help="exit with 0 even if lines or files are set aside"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Land what is new; return 1 if something was set aside, unless the options allow it, and else 0.
+    """Land what is new; return 1 if something is set aside, unless the options allow it, and else 0.
+
+    A file that is set aside counts as long as the journal has a file of its hour.
 
     Raises PipelineError, as for a wrong option, and NoRecordError for a journal without files in the period.
     """
@@ -60,19 +63,22 @@ def run(options: argparse.Namespace) -> int:
     with spark_session("land") as spark:
         folder, table = Folder(spark, options.out), Landed(spark, options.out)
         begin(folder, table)
-        leftovers.remove(table, folder)
         if queue is not None:
             lines = queue_records(spark, queue, {**arguments.source_options(options), "set_aside": "true"})
-            counts = land_queue(lines, queue, table, folder, options.every)
+            land_queue(lines, queue, table, folder, options.every)
+            hours = frozenset[str]()
         else:
-            landed = land_journal(spark, options.journal, table, folder, within)
-            while options.every is not None:
+            remove_leftovers = leftovers.Remover(table, folder)
+            while True:
+                remove_leftovers()
+                hours = land_journal(spark, options.journal, table, folder, within)
+                if options.every is None:
+                    break
                 time.sleep(options.every)
-                land_journal(spark, options.journal, table, folder, within)
-            if landed is None:
+            if not hours:
                 raise NoRecordError(f"{options.journal}: no file of records{f' {within}' if within.is_limited else ''}")
-            counts = landed
-    return int(bool(counts.unreadable or counts.files) and not options.skip_unreadable)
+        aside = Aside.of(table.manifests_of({*hours, NO_HOUR}).values())
+    return int(bool(aside) and not options.skip_unreadable)
 
 
 def begin(folder: Folder, table: Landed) -> None:
@@ -84,25 +90,28 @@ def begin(folder: Folder, table: Landed) -> None:
         return
     if folder.holds("records"):
         raise PipelineError(f"--out: {folder}: it has records, and is no landed table: give a new folder")
+    folder.make_private()
     folder.create(MARK, json.dumps({"v": VERSION, "format": "parquet"}))
 
 
 def land_journal(
     spark: SparkSession, journal: str, table: Landed, folder: Folder, within: period.Period
-) -> Counts | None:
-    """Land the files of a journal's folder that are new in a period; return None if it has no file in it."""
+) -> frozenset[str]:
+    """Land the files of a journal's folder that are new in a period; return the hours in which it has files."""
     files = listed(spark, journal, within)
     if not files:
-        return None
-    for fingerprint, ring in read_rings(spark, journal).items():
+        return frozenset()
+    landing, bad = Landing(table, folder), dict[str, str]()
+    rings = read_rings(spark, journal, lambda file, error: bad.update({file: str(error)}))
+    for fingerprint, ring in rings.items():
         folder.create(f"rings/{fingerprint}.json", to_json(ring))
-    landing, total = Landing(table, folder), Counts()
-    for portion in portions(new_ones(files, table, within)):
+    total = _set_rings_aside(landing, table, folder, bad, set(rings))
+    for portion in portions(new_ones(files, table)):
         counts, hours = _land_files(spark, portion, landing, table, folder)
         _merge(table, folder, hours)
         total += counts
     _tell(total, folder)
-    return total
+    return frozenset(file.hour for file in files)
 
 
 def _land_files(
@@ -125,7 +134,7 @@ def _land_files(
     lines = {name_of(file): number for file, number in unreadable.items() if file is not None}
     for hour in sorted({file.hour for file in files}):
         sources = {
-            file.name: Source(file.size, lines.get(file.name, 0), reasons.get(file.name, ""))
+            file.name: Source(file.size, file.modified, lines.get(file.name, 0), reasons.get(file.name, ""))
             for file in files
             if file.hour == hour
         }
@@ -137,33 +146,59 @@ def _land_files(
     return counts, hours
 
 
-def land_queue(lines: DataFrame, queue: StreamQueue, table: Landed, folder: Folder, every: int | None) -> Counts:
+def _set_rings_aside(
+    landing: Landing, table: Landed, folder: Folder, bad: Mapping[str, str], good: Set[str] = frozenset()
+) -> Counts:
+    """Note rings that cannot be read, by place with the reasons, and that those of `good` fingerprints can now."""
+    known = table.manifest(NO_HOUR).sources
+    new = {f"rings/{place.rpartition('/')[2]}": reason for place, reason in bad.items()}
+    new = {name: reason for name, reason in new.items() if name not in known}
+    mended = {name for fingerprint in good if (name := f"rings/{fingerprint}.json") in known}
+    if new:
+        landing.set_files_aside(new)
+
+    def note(manifest: Manifest) -> Manifest:
+        others = {name: source for name, source in manifest.sources.items() if name not in mended}
+        return replace(manifest, sources={**others, **{name: Source(0, 0, reason=why) for name, why in new.items()}})
+
+    if new or mended:
+        table.change(folder, NO_HOUR, note)
+    return Counts(files=len(new))
+
+
+def land_queue(lines: DataFrame, queue: StreamQueue, table: Landed, folder: Folder, every: int | None) -> None:
     """Land what has come into a stream queue since the last run; with `every`, go on with what comes."""
-    total, known = Counts(), set(read_rings(table.spark, table.path))
+    known, remove_leftovers = set(read_rings(table.spark, table.path)), leftovers.Remover(table, folder)
+    of_rings = Counts()
 
     def want_rings(named: set[str]) -> None:
+        nonlocal of_rings
         if not named <= known:
-            for fingerprint, ring in messages.read_rings(queue).items():
+            bad: dict[str, str] = {}
+            rings = messages.read_rings(queue, lambda place, error: bad.update({place: str(error)}))
+            for fingerprint, ring in rings.items():
                 folder.create(f"rings/{fingerprint}.json", to_json(ring))
             # One that retention has removed is not looked for again in this run.
             known.update(named)
+            of_rings = _set_rings_aside(landing, table, folder, bad)
 
     landing = Landing(table, folder, want_rings)
 
     def add(batch: DataFrame, number: int) -> None:
-        nonlocal total
+        nonlocal of_rings
+        remove_leftovers()
+        of_rings = Counts()
         counts, _, hours = landing.land(lines_of_queue(batch))
         if counts.unreadable:
-            now = f"{time.strftime('dt=%Y-%m-%d/hour=%H', time.gmtime())}"
-            table.change(folder, now, lambda one: replace(one, unreadable=one.unreadable + counts.unreadable))
+            table.change(folder, NO_HOUR, lambda one: replace(one, unreadable=one.unreadable + counts.unreadable))
         _merge(table, folder, hours)
-        _tell(counts, folder)
-        total += counts
+        _tell(counts + of_rings, folder)
 
-    stream = lines.writeStream.foreachBatch(add).option("checkpointLocation", f"{folder}/checkpoint")
+    # The offsets of another queue mean nothing here.
+    name = hashlib.sha256(json.dumps(queue.place).encode()).hexdigest()[:16]
+    stream = lines.writeStream.foreachBatch(add).option("checkpointLocation", f"{folder}/checkpoint/{name}")
     trigger = stream.trigger(availableNow=True) if every is None else stream.trigger(processingTime=f"{every} seconds")
     trigger.start().awaitTermination()
-    return total
 
 
 def _merge(table: Landed, folder: Folder, hours: Iterable[str]) -> None:

@@ -131,6 +131,10 @@ class Landing:
 
         def add(manifest: Manifest) -> Manifest | None:
             nonlocal part, number, landed
+            if batch in (ours := {one.id: one.records for one in manifest.batches}):
+                # The manifest was made, and the file system said that it was not.
+                landed = ours[batch]
+                return None
             fresh = without(part.runs, manifest.sequences)
             landed = count(fresh)
             if not landed:
@@ -170,6 +174,7 @@ class Landing:
         return {row.file: row["count"] for row in written.groupBy("file").count().collect()}
 
     def _quarantine(self, rows: DataFrame, batch: str) -> None:
+        self._folder.make_private("quarantine")
         rows.write.option("compression", "gzip").json(f"{self._table.path}/quarantine/batch={batch}")
 
 

@@ -4,11 +4,12 @@ Nobody can tell a dead run from a slow one, nor whether a reader still reads a b
 before it may become a leftover, and removed a day later if no manifest names it then.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
 
-from pipeline.data.files import content, found
+from pipeline.data.files import GoneError, content, found
 from pipeline.data.folder import Folder
 from pipeline.data.landed import Landed
 
@@ -26,11 +27,26 @@ def done(folder: Folder, name: str) -> None:
     folder.delete(f"leftovers/{name}.json")
 
 
+class Remover:
+    """Removes the leftovers of a table once an hour, while a job lives."""
+
+    def __init__(self, table: Landed, folder: Folder) -> None:
+        """Take the table, and its folder as one that can be written."""
+        self._table, self._folder, self._next = table, folder, 0.0
+
+    def __call__(self) -> None:
+        """Remove the leftovers, unless that was done within the hour."""
+        if time.monotonic() >= self._next:
+            remove(self._table, self._folder)
+            self._next = time.monotonic() + 3600
+
+
 def remove(table: Landed, folder: Folder, seconds: float = KEPT_SECONDS) -> int:
     """Remove the noted folders that no manifest names, of notes older than `seconds`; return how many."""
-    notes = {
-        file: json.loads(content(table.spark, file)) for file in found(table.spark, f"{table.path}/leftovers/*.json")
-    }
+    notes = {}
+    for file in found(table.spark, f"{table.path}/leftovers/*.json"):
+        with contextlib.suppress(GoneError):  # Its run is done.
+            notes[file] = json.loads(content(table.spark, file))
     old = {file: told["folders"] for file, told in notes.items() if time.time() - told["at"] >= seconds}
     young = [f"/{name}" for file, told in notes.items() if file not in old for name in told["folders"]]
     removed = 0

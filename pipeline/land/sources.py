@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
 from pipeline.data import files as hours
@@ -36,6 +37,8 @@ class File:
     name: str
     """Its path below the journal's `records`."""
     size: int
+    modified: int
+    """When it was modified, in milliseconds since 1970."""
 
     @property
     def hour(self) -> str:
@@ -63,21 +66,22 @@ def listed(spark: SparkSession, journal: str, within: Period) -> list[File]:
     read = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
         # The list alone: no content is read for these columns.
-        told = read.load(folders).select("path", "length").toArrow()
+        told = (
+            read.load(folders).select("path", "length", F.unix_millis("modificationTime").alias("modified")).toArrow()
+        )
     except AnalysisException as error:
         if "PATH_NOT_FOUND" in str(error):
             return []
         raise
-    every = zip(told["path"].to_pylist(), told["length"].to_pylist(), strict=True)
-    return sorted((File(path, name_of(path), size) for path, size in every), key=lambda file: file.name)
+    every = zip(*(told[name].to_pylist() for name in told.column_names), strict=True)
+    return sorted((File(path, name_of(path), *of_file) for path, *of_file in every), key=lambda file: file.name)
 
 
-def new_ones(files: Iterable[File], table: Landed, within: Period) -> list[File]:
+def new_ones(files: Sequence[File], table: Landed) -> list[File]:
     """Return the files that the table's manifests do not say to be landed or set aside."""
-    known = {name: source for one in table.manifests(within).values() for name, source in one.sources.items()}
-    if any(file.hour == NO_HOUR for file in files):
-        known |= table.manifest(NO_HOUR).sources
-    return [file for file in files if file.name not in known or not known[file.name].is_same(file.size)]
+    manifests = table.manifests_of({file.hour for file in files}).values()
+    known = {name: source for one in manifests for name, source in one.sources.items()}
+    return [file for file in files if file.name not in known or not known[file.name].is_same(file.size, file.modified)]
 
 
 def portions(files: Sequence[File]) -> Iterator[list[File]]:

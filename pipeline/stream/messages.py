@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,10 +91,11 @@ def _other(line: bytes, reason: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([values], schema=_SET_ASIDE)
 
 
-def read_rings(queue: StreamQueue) -> Mapping[str, RingSpec]:
+def read_rings(queue: StreamQueue, bad: Callable[[str, PipelineError], None] | None = None) -> Mapping[str, RingSpec]:
     """Return the rings of a stream by fingerprint.
 
-    It reads the whole stream, since nothing says at which offsets its rings are.
+    It reads the whole stream, since nothing says at which offsets its rings are. Raises PipelineError for a message of
+    a ring that cannot be read; with `bad`, calls it with the place and the error instead.
     """
     start, end = queue.first() or 0, queue.end()
     rings: dict[str, RingSpec] = {}
@@ -102,8 +103,14 @@ def read_rings(queue: StreamQueue) -> Mapping[str, RingSpec]:
         for message in queue.messages(first, last, lossy=True):
             if message.type == RING:
                 where = f"{queue}, offset {message.offset}"
-                ring = parse_ring(_unpacked(message, where).decode(errors="replace"), where)
-                rings[ring.fingerprint] = ring
+                try:
+                    ring = parse_ring(_unpacked(message, where).decode(errors="replace"), where)
+                except PipelineError as error:
+                    if bad is None:
+                        raise
+                    bad(where, error)
+                else:
+                    rings[ring.fingerprint] = ring
     return rings
 
 

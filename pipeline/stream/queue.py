@@ -7,7 +7,7 @@ Offsets rise, but not by one: the broker keeps some for itself, one at the begin
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +118,12 @@ class StreamQueue:
         """Return the name and address of the queue, without the password, as errors show it."""
         url = URL(self.url)
         return f"stream queue {self.name!r} at {url.host}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
+
+    @property
+    def place(self) -> Sequence[str]:
+        """The host, the virtual host and the name, which say which queue it is, whoever reads it."""
+        url = URL(self.url)
+        return url.host or "", url.path.removeprefix("/") or "/", self.name
 
     def first(self) -> int | None:
         """Return the offset of the oldest message; None for an empty stream."""

@@ -1,20 +1,27 @@
 """`land`: a journal becomes a table, each record once, whatever happens to the runs that make it."""
 
+import errno
 import gzip
 import json
+import os
+import shutil
+import time
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
+from pipeline.data import files as data_files
+from pipeline.data import landed
 from pipeline.data.folder import Folder
 from pipeline.data.journal import read_records, read_rings, set_aside
 from pipeline.data.landed import KEPT, Aside, Batch, Landed, Manifest, Source
 from pipeline.data.period import Period
-from pipeline.land import leftovers, sources
+from pipeline.land import command, leftovers, sources
 from pipeline.land.command import begin, land_journal
 from pipeline.land.landing import Landing
 from pipeline.land.lines import lines_of
@@ -24,6 +31,10 @@ from tests.pipeline.records import PROXY, Record, line, published, ring_of, writ
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1})
 HOUR = "dt=2026-11-21/hour=17"
 NEXT = "dt=2026-11-21/hour=18"
+
+
+class Died(BaseException):
+    """A kill, which no handler catches."""
 
 
 def told(count: int, **more: object) -> list[Record]:
@@ -73,9 +84,6 @@ def test_a_run_that_died_is_repeated_without_a_loss_or_a_copy(
     journal, out = tmp_path / "journal", tmp_path / "table"
     write_journal(journal, told(40, every=120_000_000), [KNOWN], per_file=20)
     change = Landed.change
-
-    class Died(BaseException):
-        """A kill, which no handler catches."""
 
     # Two hours, so four changes: their records, and then their files. A run dies before each of them.
     for whole in range(4):
@@ -177,7 +185,12 @@ def test_bad_lines_are_set_aside_and_counted(
     assert {one["file"] for one in kept} == {f"file:{file}"}
     assert set_aside(spark, str(out)) == Aside(len(BAD), 0)
     assert set_aside(spark, str(journal)) == Aside()
-    assert land(journal, out) == 0, "they are not new"
+    assert land(journal, out) == 1, "they are set aside as before"
+    assert capsys.readouterr().out == f"0 records: {out}\n"
+    file.write_bytes(gzip.compress(good))
+    assert land(journal, out) == 0
+    assert set_aside(spark, str(out)) == Aside()
+    file.write_bytes(gzip.compress(good + b"".join(bad.strip() + b"\n" for bad, _ in BAD.values())))
 
     again = tmp_path / "again"
     assert land(journal, again, "--skip-unreadable") == 0
@@ -198,8 +211,12 @@ def test_a_truncated_file_is_set_aside_until_it_is_whole(
     (kept,) = quarantined(out)
     assert kept == {"file": f"{HOUR}/{second.name}", "reason": "truncated"}
     assert set_aside(spark, str(out)) == Aside(0, 1)
-    assert land(journal, out) == 0
+    assert land(journal, out) == 1
+    assert len(quarantined(out)) == 1, "it is not read again"
 
+    second.write_bytes(whole[:5000] + b"\xff" * 10 + whole[5010:])
+    assert land(journal, out) == 1
+    # The size stays the same now.
     second.write_bytes(whole)
     assert land(journal, out) == 0
     assert set_aside(spark, str(out)) == Aside()
@@ -271,7 +288,7 @@ def test_what_cannot_be_a_table_is_told(
         f"--out: {journal}: it has records, and is no landed table: give a new folder"
     )
     (tmp_path / "file").touch()
-    assert refused(*of, "--out", str(tmp_path / "file" / "x")).startswith(f"--out: {tmp_path}/file/x/table.json: ")
+    assert refused(*of, "--out", str(tmp_path / "file" / "x")).startswith(f"--out: {tmp_path}/file/x: ")
     assert refused("--out", "x") == "give either --journal, or --amqp-url and --queue: where the records are"
     assert refused(*of, "--out", "x", "--every", "0") == "--every: 0 is less than 1"
     queue = ("--amqp-url", "amqp://u:p@127.0.0.1:1/", "--queue", "journal")
@@ -295,6 +312,158 @@ def test_a_file_is_created_once(spark: SparkSession, tmp_path: Path) -> None:
     assert not folder.create("hours/1.json", "second")
     assert (tmp_path / "hours" / "1.json").read_text() == "first"
     assert [path.name for path in (tmp_path / "hours").iterdir()] == ["1.json"]
+
+
+def test_a_file_that_was_created_without_an_answer_is_created(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = Folder(spark, str(tmp_path)), os.link
+
+    def repeated(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)  # As a network's file system does that has lost the first answer.
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", repeated)
+        assert folder.create("1.json", "first")
+    assert not folder.create("1.json", "second")
+    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
+    assert (tmp_path / "1.json").read_text() == "first"
+
+    def without_links(source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", without_links)
+    with pytest.raises(PipelineError, match=r"^--out: .*/2\.json: cannot be linked: Operation not permitted$"):
+        folder.create("2.json", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["1.json"]
+
+
+def test_a_manifest_that_was_made_without_an_answer_keeps_its_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "table"
+    write_journal(journal, told(20), [KNOWN])
+    create = Folder.create
+
+    def without_answer(folder: Folder, name: str, text: str) -> bool:
+        return create(folder, name, text) and not name.endswith("17-000001.json")
+
+    monkeypatch.setattr(Folder, "create", without_answer)
+    assert land(journal, out) == 0
+    assert capsys.readouterr().out == f"20 records: {out}\n"
+    assert rows(spark, out) == rows(spark, journal)
+
+
+def test_only_the_manifests_of_the_files_hours_are_read(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "table"
+    files = write_journal(journal, told(40, every=120_000_000), [KNOWN])
+    assert land(journal, out) == 0
+    files[0].unlink()  # It has expired.
+    read: list[str] = []
+
+    def reading(spark: SparkSession, file: str) -> bytes:
+        read.append(file)
+        return data_files.content(spark, file)
+
+    monkeypatch.setattr(landed, "content", reading)
+    assert land(journal, out) == 0
+    assert {name.rpartition("/")[2] for name in read} == {"table.json", "18-000002.json"}
+
+
+def test_a_manifest_or_note_that_goes_before_it_is_read_is_no_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, table = Folder(spark, str(tmp_path)), Landed(spark, str(tmp_path))
+    table.change(folder, HOUR, lambda old: old)
+    hours = tmp_path / "hours" / "dt=2026-11-21"
+
+    def late(spark: SparkSession, file: str) -> bytes:
+        # Others have made newer ones meanwhile; then somebody has deleted the day.
+        first = hours / "17-000001.json"
+        if first.exists():
+            first.rename(hours / "17-000002.json")
+        elif hours.exists():
+            shutil.rmtree(hours)
+        return data_files.content(spark, file)
+
+    monkeypatch.setattr(landed, "content", late)
+    assert table.manifests().keys() == {HOUR}
+    assert table.manifest(HOUR) == Manifest()
+
+    leftovers.note(folder, "a", ["landing/a"])
+    leftovers.note(folder, "b", ["landing/b"])
+    (tmp_path / "landing" / "a").mkdir(parents=True)
+    (tmp_path / "landing" / "b").mkdir()
+
+    def done(spark: SparkSession, file: str) -> bytes:
+        (tmp_path / "leftovers" / "b.json").unlink(missing_ok=True)
+        return data_files.content(spark, file)
+
+    monkeypatch.setattr(leftovers, "content", done)
+    assert leftovers.remove(table, folder, 0) == 1
+    assert [path.name for path in (tmp_path / "landing").iterdir()] == ["b"]
+
+
+def test_leftovers_are_removed_once_an_hour(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "table"
+    write_journal(journal, told(3), [KNOWN])
+    now, removed = 10.0, []
+
+    def slept(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 5000:
+            raise Died
+
+    monkeypatch.setattr(leftovers, "remove", lambda *_: removed.append(now))
+    monkeypatch.setattr(leftovers, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=slept))
+    with pytest.raises(Died):
+        land(journal, out, "--every", "1500")
+    assert removed == [10, 4510]
+
+
+def test_lines_of_files_without_an_hour_count_in_every_period(spark: SparkSession, tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "table"
+    (file,) = write_journal(journal, told(3), [KNOWN])
+    file.write_bytes(file.read_bytes() + gzip.compress(b"no record\n"))
+    file.rename(journal / "records" / file.name)
+    assert land(journal, out) == 1
+    at_17 = Period(*(datetime.fromisoformat(f"2026-11-21T{hour}:00+00:00") for hour in (17, 18)))
+    assert set_aside(spark, str(out), at_17) == set_aside(spark, str(out)) == Aside(1, 0)
+    assert land(journal, out) == 1
+
+
+def test_a_bad_ring_is_set_aside_until_it_is_good(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "table"
+    write_journal(journal, told(3), [KNOWN])
+    ring = journal / "rings" / f"{KNOWN.fingerprint}.json"
+    good = ring.read_text()
+    ring.write_text("{")
+    assert land(journal, out) == 1
+    assert capsys.readouterr().out == f"3 records, 0 lines and 1 files set aside in {out}/quarantine: {out}\n"
+    assert land(journal, out) == 1
+    (kept,) = quarantined(out)
+    assert kept["file"] == f"rings/{ring.name}"
+    assert "not JSON" in kept["reason"]
+    ring.write_text(good)
+    assert land(journal, out) == 0
+    assert read_rings(spark, str(out)) == {KNOWN.fingerprint: KNOWN}
+
+
+def test_others_than_the_owner_may_not_enter_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "table"
+    (file,) = write_journal(journal, told(3), [KNOWN])
+    file.write_bytes(b"no gzip")
+    assert land(journal, out) == 1
+    assert [path.stat().st_mode & 0o777 for path in (out, out / "quarantine")] == [0o700, 0o700]
 
 
 def test_old_manifests_are_removed_and_a_column_that_comes_later_is_null(spark: SparkSession, tmp_path: Path) -> None:
@@ -329,16 +498,19 @@ def test_old_manifests_are_removed_and_a_column_that_comes_later_is_null(spark: 
 
 
 def test_files_come_in_portions_and_a_newer_release_reads_again_what_was_newer() -> None:
-    files = [sources.File(f"/j/records/{n}", f"{n}", 3 << 30) for n in range(3)]
+    files = [sources.File(f"/j/records/{n}", f"{n}", 3 << 30, 0) for n in range(3)]
     assert list(sources.portions(files)) == [[file] for file in files]
     assert list(sources.portions(files[:0])) == []
     assert files[0].hour == "dt=1970-01-01/hour=00"
-    assert sources.File("", f"{HOUR}/x.jsonl.gz", 1).hour == HOUR
+    assert sources.File("", f"{HOUR}/x.jsonl.gz", 1, 0).hour == HOUR
     assert sources.name_of("file:///a%20b/records/dt=1/c.gz") == "dt=1/c.gz"
-    assert Source(1).is_same(1)
-    assert not Source(1).is_same(2)
-    assert not Source(1, unreadable=1, v=0).is_same(1)
-    assert Source(1, v=0).is_same(1)
+    assert Source(1, 5).is_same(1, 6), "a copy without its time"
+    assert not Source(1, 5).is_same(2, 5)
+    assert not Source(1, 5, unreadable=1, v=0).is_same(1, 5)
+    assert Source(1, 5, v=0).is_same(1, 5)
+    for broken in (Source(1, 5, unreadable=1), Source(1, 5, reason="truncated")):
+        assert broken.is_same(1, 5)
+        assert not broken.is_same(1, 6)
 
 
 def test_a_broken_gzip_file_is_told() -> None:

@@ -1,6 +1,7 @@
 """`land` of a stream queue: the same table as of the files, each record once."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 from pipeline.__main__ import main
 from pipeline.data.journal import read_records, read_rings, set_aside
 from pipeline.data.landed import Aside, Landed
+from pipeline.data.period import Period
 from pipeline.data.rings import to_json
 from pipeline.stream.messages import RECORDS, RING
 from pipeline.stream.queue import StreamQueue
@@ -96,8 +98,9 @@ def test_a_copy_in_a_later_batch_is_left_out_and_a_batch_that_comes_again_adds_n
     assert held(spark, landed) == held(spark, written)
 
     # Killed between the manifests and the commit.
+    (commits,) = landed.glob("checkpoint/*/commits")
     for name in ("1", ".1.crc"):
-        (landed / "checkpoint" / "commits" / name).unlink()
+        (commits / name).unlink()
     put(queue, [(body(told[:5]), RECORDS)])
     assert main(land(queue, landed)) == 0
     assert capsys.readouterr().out == (
@@ -139,7 +142,9 @@ def test_what_cannot_be_read_is_set_aside(
         "3: a line that is no record: JSON parse error: Invalid value. in row 0",
         "4: a message of type 'something else', known are ringproxy.records.v1 and ringproxy.ring.v1",
     ]
-    assert main(land(queue, landed)) == 0
+    # They may be of any time.
+    assert Landed(spark, str(landed)).aside(Period(until=datetime(2026, 11, 21, tzinfo=UTC))) == Aside(5, 0)
+    assert main(land(queue, landed)) == 1
 
 
 def test_a_ring_that_no_message_holds_is_the_other_jobs_to_tell(
@@ -154,6 +159,33 @@ def test_a_ring_that_no_message_holds_is_the_other_jobs_to_tell(
     assert set(read_rings(spark, str(landed))) == {KNOWN.fingerprint}
     said = refused(capsys, ["skew", "--journal", str(landed), "--out", str(tmp_path / "skew")])
     assert f"rings/{LATER.fingerprint}.json is missing" in said
+
+
+def test_queues_have_checkpoints_of_their_own_and_a_bad_ring_is_set_aside(
+    spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (stream_queue(broker, vhost.name, name) for name in ("one", "other"))
+    landed, told = tmp_path / "landed", published(KNOWN, [b"a", b"b", b"c", b"d"])
+    put(one, [(to_json(KNOWN).encode(), RING), (body(told[:2]), RECORDS), (body(told[2:3]), RECORDS)], together=False)
+    assert main(land(one, landed)) == 0
+    # Its first offsets are those that the first queue's checkpoint has behind it; its ring cannot be read.
+    record = told[3] | {"ring": LATER.fingerprint}
+    put(other, [(b"{", RING), (body([record]), RECORDS)], together=False)
+    capsys.readouterr()
+    for said in (f"1 records, 0 lines and 1 files set aside in {landed}/quarantine: {landed}\n", ""):
+        assert main(land(other, landed)) == 1
+        assert capsys.readouterr().out == said
+    assert len(held(spark, landed)) == 4
+    assert len(list(landed.glob("checkpoint/*/commits"))) == 2
+    (kept,) = spark.read.json(f"{landed}/quarantine").select("reason").collect()
+    assert kept.reason.startswith(f"{other}, offset ")
+    assert ": not JSON: " in kept.reason
+
+
+def test_which_queue_it_is() -> None:
+    places = [StreamQueue(f"amqp://u:p@h{path}", "q").place for path in ("", "/", "/%2F", "/shop", "/a%2Fb")]
+    assert places == [("h", "/", "q")] * 3 + [("h", "shop", "q"), ("h", "a/b", "q")]
+    assert StreamQueue("amqps://x:y@h:5671/shop", "q").place == places[3]
 
 
 def test_a_broker_that_is_not_there_is_told(
