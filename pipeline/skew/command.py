@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
         first, last = min(one.scope.since for one in found), max(one.scope.until for one in found)
         parameters = {"--top": options.top, "--approximate": options.approximate}
         aside = set_aside(spark, options.journal, within)
-        page = report(found, missing, about.of_journal(options.journal, within, (first, last), parameters, aside))
+        head = about.of_journal(options.journal, within, (first, last), parameters, aside)
+        page = report(found, missing, head, aside)
         out.write("report.html", page.html())
     for one in found:
         if one.scope.across:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from pipeline.data.gaps import Missing
+from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.page import plots
 from pipeline.page.about import About
 from pipeline.page.formats import count, estimate, interval, moment, natural, p_value, percent
@@ -19,13 +20,14 @@ _MOST_LOADS = 50
 """The most destinations of an exchange that the page lists; the Parquet table has all."""
 
 
-def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
+def report(every: Sequence[Findings], missing: Missing, about: About, aside: Aside = NOTHING_ASIDE) -> Report:
     """Return the page, which has a part for each exchange, and in it a row for each of the exchange's rings.
 
-    `every` has the findings of all exchanges and rings, `missing` says how many records are not in the journal, and
-    `about` is the page's head.
+    `every` has the findings of all exchanges and rings, `missing` says how many records are not in the journal,
+    `about` is the page's head, and `aside` counts what landing could not read.
     """
-    made = Report("Skew: which keys are hot, and is the load even?", grade(every, missing), words.of_all(every), about)
+    judged = grade(every, missing, aside)
+    made = Report("Skew: which keys are hot, and is the load even?", judged, words.of_all(every), about)
     exchanges = [found for found in every if found.scope.across]
     made.table(
         [
@@ -89,13 +91,13 @@ def _of(found: Findings) -> tuple[str, str]:
     return found.scope.vhost, found.scope.exchange
 
 
-def grade(every: Sequence[Findings], missing: Missing) -> Grade:
+def grade(every: Sequence[Findings], missing: Missing, aside: Aside = NOTHING_ASIDE) -> Grade:
     """Return how the whole page is to be taken; an exchange of too few records to judge does not worsen it."""
     exchanges = [found for found in every if found.scope.across]
     if any(found.unfixable for found in exchanges):
         return Grade.BAD
     uneven = any(found.maybe_unfixable or words.is_uneven(found) or found.doubt for found in exchanges)
-    return Grade.LOOK if missing.records or uneven else Grade.GOOD
+    return Grade.LOOK if missing.records or aside or uneven else Grade.GOOD
 
 
 def _exchange(found: Findings) -> Sequence[object]:

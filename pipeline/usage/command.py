@@ -153,7 +153,7 @@ def tell(
     parameters["--overwrite-fewer"] = options.overwrite_fewer
     aside = set_aside(out.spark, options.journal, within) if options.journal else NOTHING_ASIDE
     head = about.of_journal(where, within, (found.windows[0].window, last), parameters, aside)
-    out.write("report.html", report(found, head, within, kept).html())
+    out.write("report.html", report(found, head, within, kept, aside).html())
     if kept:
         hours = [
             f"{datetime.fromtimestamp(row.hour // 1_000_000, UTC):%Y-%m-%dT%H} (has {row.written:,}, read {row.read:,})"

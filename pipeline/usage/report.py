@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
+from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.data.period import ALWAYS, Period
 from pipeline.data.schema import OUTCOMES
 from pipeline.page import plots
@@ -24,8 +25,17 @@ _OPEN = (0, latency.BUCKETS - 1)
 """The buckets of latencies that have no bound at one end."""
 
 
-def report(found: Findings, head: About, within: Period = ALWAYS, kept: Sequence[Row] = ()) -> Report:
-    """Return the page: `head` is its head, `within` the time that was asked for, `kept` the hours of Written.kept."""
+def report(
+    found: Findings,
+    head: About,
+    within: Period = ALWAYS,
+    kept: Sequence[Row] = (),
+    aside: Aside = NOTHING_ASIDE,
+) -> Report:
+    """Return the page: `head` is its head, `within` the time that was asked for, `kept` the hours of Written.kept.
+
+    `aside` counts what landing could not read.
+    """
     whole, first = found.whole, found.destinations[0]
     windows = {row.window for row in found.windows}
     among = f" among records {within}" if within.is_limited else ""
@@ -43,7 +53,7 @@ def report(found: Findings, head: About, within: Period = ALWAYS, kept: Sequence
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
     sample = scaling.sample_of(whole)
     in_doubt = doubt(sample, [scaling.part(first, whole), scaling.share(first, whole)]) if sample else ""
-    grade = Grade.LOOK if found.missing.records or bad or in_doubt else Grade.GOOD
+    grade = Grade.LOOK if found.missing.records or aside or bad or in_doubt else Grade.GOOD
     made = Report("Usage: which queue is hot, and when?", grade, f"{lead} {in_doubt}".strip(), head)
     if _is_sample(whole):
         made.text(
