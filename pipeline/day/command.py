@@ -1,17 +1,20 @@
-"""Runs land, usage, skew and reconcile for one day, and keeps the reports and tables of each day in its own folder.
+"""Lands all that is new, runs usage, skew and reconcile for a day, and keeps the results of each day in its own folder.
 
-A second run for the same day does it again. The exit status is 2 if a job ended with an error, else 1 if one has
-findings, else 3 if there is no record, else 0.
+A second run for the same day does it again. Older days whose hours have got records since then are named. The exit
+status is 2 if a job ended with an error, else 1 if one has findings, else 3 if there is no record, else 0.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
 from pipeline.data import period
+from pipeline.data.files import GoneError, content, found
 from pipeline.data.folder import Folder
+from pipeline.data.landed import Landed
 from pipeline.session import spark_session
 
 FINE, FINDINGS, FAULT, NO_RECORD = 0, 1, 2, 3
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exchange", metavar="NAME", help="exchange for reconcile (default: any)")
     parser.add_argument("--seen", metavar="FILE", help="table of what consumers saw, for reconcile; needs --vhost")
     parser.add_argument(
-        "--skip-unreadable", action="store_true", help="do not count lines and files that were set aside as a finding"
+        "--skip-unreadable", action="store_true", help="do not count lines and files that are set aside as a finding"
     )
 
 
@@ -49,20 +52,42 @@ def run(options: argparse.Namespace) -> int:
     day = f"{at:%Y-%m-%d}"
     table, folder = f"{options.out}/landed", f"{options.out}/{day}"
     statuses: dict[str, int] = {}
+    told: dict[str, object] = {"v": 1, "day": day}
+    again: list[str] = []
     with spark_session("day") as spark:
-        out = Folder(spark, folder)
+        out, landed = Folder(spark, folder), Landed(spark, table)
         out.remove_verdict()
-        lenient = ["--skip-unreadable"] if options.skip_unreadable else []
-        statuses["land"] = main(["land", "--journal", options.journal, "--day", day, "--out", table, *lenient])
-        if statuses["land"] in (FINE, FINDINGS):
+        # Without --day: the jobs look at the hours around a day, and records come late.
+        statuses["land"] = main(["land", "--journal", options.journal, "--out", table, "--skip-unreadable"])
+        if statuses["land"] == FINE:
+            if not options.skip_unreadable and landed.aside(period.Period(at, at + timedelta(days=1))):
+                statuses["land"] = FINDINGS
+            again = late(landed, options.out, day)
+            told |= {"changes": landed.changes(day), "late": again}
             of_table = ("--journal", table, "--day", day)
             for job in ("usage", "skew", "reconcile") if options.seen else ("usage", "skew"):
                 more = _of_reconcile(options) if job == "reconcile" else ()
                 statuses[job] = main([job, *of_table, "--out", f"{folder}/{job}", *more])
         status = worst(list(statuses.values()))
-        out.write_verdict({"v": 1, "day": day, "status": status, "jobs": statuses})
+        out.write_verdict({**told, "status": status, "jobs": statuses})
+    if again:
+        print(f"records came late: run day again for {', '.join(again)}")
     print(f"{day}: status {status}: {folder}")
     return status
+
+
+def late(table: Landed, out: str, day: str) -> list[str]:
+    """Return the days before `day` whose hours have changed in the table since their results were made."""
+    days = []
+    for file in found(table.spark, f"{out}/[0-9]*/verdict.json"):
+        older = file.split("/")[-2]
+        try:
+            changes = json.loads(content(table.spark, file))["changes"]
+        except (GoneError, ValueError, TypeError, KeyError):
+            continue  # A run is at it, or had nothing to look at.
+        if older < day and table.changes(older) != changes:
+            days.append(older)
+    return days
 
 
 def worst(statuses: Sequence[int]) -> int:

@@ -1,6 +1,7 @@
 """`day`: one command for a day, whose results stay beside those of other days."""
 
 import argparse
+import gzip
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -60,18 +61,81 @@ def test_each_day_has_results_of_its_own(
     assert main([*of, "--day", "2026-11-21"]) == 0
     assert capsys.readouterr().out.endswith(f"2026-11-21: status 0: {out}/2026-11-21\n")
     assert verdict("2026-11-21") == {
-        "v": 1, "day": "2026-11-21", "status": 0, "jobs": {"land": 0, "usage": 0, "skew": 0},
+        "v": 1, "day": "2026-11-21", "changes": 2, "late": [],
+        "status": 0, "jobs": {"land": 0, "usage": 0, "skew": 0},
     }  # fmt: skip
     assert {path.name for path in out.iterdir()} == {"2026-11-21", "landed"}
 
     # One of the second day's messages was not seen.
     assert main([*whole, "--day", "2026-11-22"]) == 1
     jobs = {"land": 0, "usage": 0, "skew": 0, "reconcile": 1}
-    assert verdict("2026-11-22") == {"v": 1, "day": "2026-11-22", "status": 1, "jobs": jobs}
+    assert verdict("2026-11-22") == {
+        "v": 1, "day": "2026-11-22", "changes": 2, "late": [], "status": 1, "jobs": jobs,
+    }  # fmt: skip
     assert "20 messages" in (out / "2026-11-21" / "usage" / "report.html").read_text()
     assert "10 messages" in (out / "2026-11-22" / "usage" / "report.html").read_text()
 
     assert main([*of, "--day", "2026-11-23"]) == 3
-    assert verdict("2026-11-23") == {"v": 1, "day": "2026-11-23", "status": 3, "jobs": {"land": 3}}
+    jobs = {"land": 0, "usage": 3, "skew": 3}
+    assert verdict("2026-11-23") == {
+        "v": 1, "day": "2026-11-23", "changes": 0, "late": [], "status": 3, "jobs": jobs,
+    }  # fmt: skip
     assert main([*of, "--vhost", "/"]) == 2
     assert "--vhost, --exchange and --seen are for reconcile" in capsys.readouterr().err
+
+
+def test_a_night_has_the_results_of_the_journal(spark: SparkSession, tmp_path: Path) -> None:
+    """A message of unknown outcome right before midnight is published again right after it."""
+    journal, out, seen = tmp_path / "journal", tmp_path / "out", tmp_path / "seen.csv"
+    midnight = START - 17 * 3600 * 1_000_000 + A_DAY
+    doubtful, *others = published(KNOWN, [b"a", b"b"], start=midnight - 1_000_000)
+    doubtful |= {"outcome": "unknown"}
+    (again,) = published(KNOWN, [b"a"], first=3, start=midnight + 4_000_000)
+    again |= {"message_id": doubtful["message_id"]}
+    write_journal(journal, [doubtful, *others, again], [KNOWN])
+    copies = [doubtful, again, *others]
+    rows = [f"{r['message_id']},{r['destination']},{r['time'] + 1}" for r in copies]
+    seen.write_text("\n".join(["message_id,queue,time", *rows]))
+    of = ("--journal", str(journal), "--day", "2026-11-21", "--vhost", "/", "--seen", str(seen))
+    assert main(["reconcile", *of, "--out", str(tmp_path / "direct")]) == 0
+    assert main(["day", *of, "--out", str(out)]) == 0
+    direct, night = (
+        json.loads((folder / "verdict.json").read_text())
+        for folder in (tmp_path / "direct", out / "2026-11-21" / "reconcile")
+    )
+    assert direct == night
+    # Its second copy belongs to a record of the next day.
+    assert (night["undetermined"], night["duplicated"]) == (1, 0)
+
+
+def test_a_day_whose_records_came_late_is_named_until_it_is_run_again(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    records = published(KNOWN, [b"a", b"b", b"c"])
+
+    def run(day: str) -> str:
+        assert main(["day", "--journal", str(journal), "--out", str(out), "--day", day]) in (0, 3)
+        return capsys.readouterr().out
+
+    write_journal(journal, records[:2], [KNOWN])
+    assert "late" not in run("2026-11-21")
+    write_journal(journal, records[2:], [KNOWN])
+    for _ in range(2):
+        assert "records came late: run day again for 2026-11-21\n" in run("2026-11-22")
+        assert json.loads((out / "2026-11-22" / "verdict.json").read_text())["late"] == ["2026-11-21"]
+    assert "late" not in run("2026-11-21")
+    assert "late" not in run("2026-11-22")
+
+
+def test_what_is_set_aside_is_a_finding_of_its_day_each_time(spark: SparkSession, tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    first, _ = write_journal(
+        journal, published(KNOWN, [b"a"]) + published(KNOWN, [b"b"], first=2, start=START + A_DAY), [KNOWN]
+    )
+    first.write_bytes(first.read_bytes() + gzip.compress(b"no record\n"))
+    of = ("day", "--journal", str(journal), "--out", str(out))
+    for _ in range(2):
+        assert main([*of, "--day", "2026-11-21"]) == 1
+    assert main([*of, "--day", "2026-11-21", "--skip-unreadable"]) == 0
+    assert main([*of, "--day", "2026-11-22"]) == 0
