@@ -57,11 +57,11 @@ class _Running(NamedTuple):
     values: dict[str, Any]
     """The values in force."""
     outside: dict[str, Origin]
-    """The origin of those that no file changes."""
+    """The origin of each setting that no file changes."""
     of_file: list[str]
-    """Those that its file has now."""
+    """The settings that its file has now."""
     at_start: list[str]
-    """Those that its file had at the start, as far as it tells."""
+    """The settings that its file had at the start, as far as the sidecar tells."""
 
 
 def _running(sidecar: str) -> _Running:

@@ -401,7 +401,7 @@ class PublisherProtocol:
 
     @property
     def lacking(self) -> list[MissingRight]:
-        """The same as rights, as far as the broker's texts name them."""
+        """The rights whose want `refused` tells of, as far as the broker's texts name them."""
         return list(dict.fromkeys(right for exchange, right in self._lacking.items() if not self._is_alive(exchange)))
 
     def _is_alive(self, exchange: bytes) -> bool:

@@ -22,7 +22,7 @@ MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
 
 PASSED = "passed: "
-"""The beginning of the placement of a route that passes its publishes."""
+"""The beginning of the digest of a route that passes its publishes."""
 
 PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
 """The payload of basic.publish up to the exchange: class, method, and the reserved short (AMQP, basic.publish)."""
@@ -104,6 +104,7 @@ class Route:
 
     __slots__ = (
         "counters",
+        "digest",
         "fingerprint",
         "fixed",
         "hashed",
@@ -117,7 +118,6 @@ class Route:
         "name",
         "native",
         "owners",
-        "placement",
         "plain",
         "reason",
         "routed_slots",
@@ -187,10 +187,10 @@ class Route:
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed and native is None
         ways = hash(tuple(target.sent_as for target in self.targets))
         ring = f"{self.fingerprint} {ways:x} {routed_slots} {name[1]}"
-        self.placement = ring if reason is None else f"{PASSED}{name[1]}"
+        self.digest = ring if reason is None else f"{PASSED}{name[1]}"
         """A digest of the exchange, and of where its messages go: two routes with the same one send all of them alike.
 
-        It begins with PASSED if the route passes its publishes. `settle_placement` completes it once the targets are
+        It begins with PASSED if the route passes its publishes. `settle_digest` completes it once the targets are
         linked.
         """
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
@@ -268,9 +268,9 @@ class Route:
             route = target.behind
         return PassReason.CYCLE
 
-    def settle_placement(self) -> None:
-        """Have the placement tell of the rings behind the targets as well, now that these are linked."""
-        found, todo, facts = {self.name}, [self], [self.placement]
+    def settle_digest(self) -> None:
+        """Have the digest tell of the rings behind the targets as well, now that these are linked."""
+        found, todo, facts = {self.name}, [self], [self.digest]
         while todo:
             route = todo.pop()
             if route.matcher is not None:
@@ -280,10 +280,10 @@ class Route:
                 if behind is not None and behind.name not in found:
                     found.add(behind.name)
                     todo.append(behind)
-                    facts.append(behind.placement)
+                    facts.append(behind.digest)
                 elif not target.is_queue:
                     facts.append(f"{target.destination.name} {target.passed}")
-        self.placement = " ".join(facts)
+        self.digest = " ".join(facts)
 
     @property
     def published(self) -> int:

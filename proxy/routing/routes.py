@@ -190,7 +190,7 @@ class RouteTable:
             if not target.is_queue:
                 self._link(target, of_upstream=route.matcher is not None)
         if not all(target.is_queue for target in route.targets):
-            route.settle_placement()
+            route.settle_digest()
         return route
 
     def _native(self, name: Name, entry: Entry) -> Route | None:

@@ -321,7 +321,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
             channel.frame = data[i:end]
             return b""
-        if route.placement is not channel.order.placement and must_wait(c, channel, route, exchange):
+        if route.digest is not channel.order.digest and must_wait(c, channel, route, exchange):
             return None
         # If an exchange behind a ring does not exist, the 404 may be the answer to the client's own publish to it.
         channel.has_other_state |= route.is_behind

@@ -99,7 +99,7 @@ class Scheduler:
         self._named = frozenset(named)
         """The exchanges that a setting names."""
         self._required = self._named
-        """Those of them that settings have named since the start."""
+        """The exchanges among these that settings have named since the start."""
         self._tracked = {name: self._new(name) for name in self._named}
         """The exchanges that are read in turn."""
         self._wake = asyncio.Event()

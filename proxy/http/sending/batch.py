@@ -72,8 +72,8 @@ class Batch:
         self.words = words
         self._entries: list[_Entry] = []
         self._unsettled = 0
-        self._placement = ""
-        """The placement (`Route.placement`) by which the unsettled messages went."""
+        self._digest = ""
+        """The digest (`Route.digest`) of the route by which the unsettled messages went."""
         self._waits_for_others = False
         """Whether the message that waits now waits for the answers to those before it."""
         self._settled = asyncio.Event()
@@ -150,7 +150,7 @@ class Batch:
                 self._count(entry, message)
                 return None
         try:
-            behind = self._placement if self._unsettled else None
+            behind = self._digest if self._unsettled else None
             step = self._dispatch.attempt(self._handle, message, self, index, since, behind)
         except ProblemError as problem:
             self._unsent(index, message, problem)
@@ -161,7 +161,7 @@ class Batch:
             return self._all_settled()
         if not isinstance(step, Placement):
             return step
-        self._placement = step.route.placement
+        self._digest = step.route.digest
         entry.placement, entry.ordering_key = step, step.ordering_key(message.key)
         self._count(entry, message)
         self._unsettled += 1

@@ -182,14 +182,14 @@ class Dispatch:
     ) -> Placement | Coroutine[Any, Any, None] | None:
         """Publish a message at once and return its place, or return what must be awaited before the next attempt.
 
-        `since` is when the first attempt was, monotonic. `behind` is the placement (`Route.placement`) of messages that
+        `since` is when the first attempt was, monotonic. `behind` is the digest (`Route.digest`) of messages that
         are not settled, None if there are none; if the message would go by another one, the result is None. Raises
         ProblemError if there is no use in another attempt.
         """
         route = self._route(handle, since)
         if not isinstance(route, Route):
             return route
-        if behind is not None and route.placement != behind:
+        if behind is not None and route.digest != behind:
             return None
         group, key = handle.group, message.key or b""
         if message.key is None and (route.hashed is None or not route.stamp):

@@ -38,41 +38,41 @@ MOST_EXCHANGES: Final = 256
 class Order:
     """The rings that the unsettled publishes of a channel went by; it lives as long as the channel."""
 
-    __slots__ = ("_placements", "overtaken", "placement")
+    __slots__ = ("_digests", "digest", "overtaken")
 
     def __init__(self) -> None:
         """Start without a publish."""
-        self.placement = ""
-        """The placement (`Route.placement`) of the last publish."""
-        self._placements: dict[bytes, str] | None = None
-        """By exchange, the placement of the unsettled publishes to it; made with the first."""
+        self.digest = ""
+        """The digest (`Route.digest`) of the last publish."""
+        self._digests: dict[bytes, str] | None = None
+        """By exchange, the digest of the unsettled publishes to it; made with the first."""
         self.overtaken = 0
         """The number of the last publish that later ones have not waited for; 0 if there is none."""
 
-    def may_take(self, exchange: bytes, placement: str, confirms: Confirms, transactional: bool) -> bool:
-        """Take the placement of the next publish to an exchange; return False if the publish must wait before that.
+    def may_take(self, exchange: bytes, digest: str, confirms: Confirms, transactional: bool) -> bool:
+        """Take the digest of the next publish to an exchange; return False if the publish must wait before that.
 
-        It is asked for each publish whose placement is not that of the publish before.
+        It is asked for each publish whose digest is not that of the publish before.
         """
-        known = self._placements
+        known = self._digests
         before = known.get(exchange) if known is not None else None
-        if before is not placement and confirms.answered and not transactional:
+        if before is not digest and confirms.answered and not transactional:
             if self.is_settled(confirms):
-                known = self._placements = {}
+                known = self._digests = {}
                 before = None
             if before is None:
                 # No publish that passes is remembered: the broker returns none to this proxy.
-                if not placement.startswith(PASSED):
+                if not digest.startswith(PASSED):
                     if known is None:
-                        known = self._placements = {}
+                        known = self._digests = {}
                     if len(known) >= MOST_EXCHANGES:
                         return False
-                    known[exchange] = placement
-            elif before != placement:
+                    known[exchange] = digest
+            elif before != digest:
                 return False
             elif known is not None:
-                known[exchange] = placement
-        self.placement = placement
+                known[exchange] = digest
+        self.digest = digest
         return True
 
     def is_settled(self, confirms: Confirms) -> bool:
@@ -83,4 +83,4 @@ class Order:
 
     def give_up(self, number: int) -> None:
         """Let the next publish wait no longer for those up to `number`."""
-        self.overtaken, self._placements = number, None
+        self.overtaken, self._digests = number, None

@@ -37,7 +37,7 @@ class ReturnedMessage:
     """A publish of the client's that came back; it lives until its client is told what became of it."""
 
     __slots__ = (
-        "by_lane", "channel", "choice", "chosen_by", "exchange", "key", "origin", "passed", "placement", "put_back",
+        "by_lane", "channel", "choice", "chosen_by", "digest", "exchange", "key", "origin", "passed", "put_back",
         "returned_at", "ring_id", "sent_to", "since", "tag", "tries",
     )  # fmt: skip
 
@@ -58,8 +58,8 @@ class ReturnedMessage:
         """The ring's choice by which the message goes out next; None if no ring chose."""
         self.chosen_by: Name | None = None
         """The exchange whose ring still names `sent_to`, which may be a ring behind a ring; None if it is not known."""
-        self.placement = ""
-        """The placement (`Route.placement`) by which the message goes out next, or went out last."""
+        self.digest = ""
+        """The digest (`Route.digest`) by which the message goes out next, or went out last."""
         self.passed = False
         """Whether the message went out last to the client's own exchange, with no stamp but its ring id."""
         self.tries = 0

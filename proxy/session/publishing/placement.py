@@ -76,7 +76,7 @@ def place_of(  # noqa: C901 - one decision, in its order
     found = c.table.found_since(message.exchange, message.returned_at)
     if isinstance(found, Unread):
         return _unless_tried(tried, found)
-    message.placement = found.placement
+    message.digest = found.digest
     if not found.stamp or found.shadowed:
         return found if not message.passed and found.reason in _PASSED else None
     try:

@@ -42,7 +42,7 @@ def count(c: Connection, channel: Channel, counters: Counters) -> None:
 
 def must_wait(c: Connection, channel: Channel, route: Route, exchange: bytes) -> bool:
     """Return whether a publish waits so that its key stays in order; `waiting.held` then says so."""
-    if channel.order.may_take(exchange, route.placement, channel.confirms, channel.transactional):
+    if channel.order.may_take(exchange, route.digest, channel.confirms, channel.transactional):
         return False
     c.waiting.held = Wait.OTHER_RING
     return True
@@ -57,7 +57,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     route = c.routes.get(channel.exchange) or c.route(channel.exchange)
     if route is None:
         return None
-    if route.placement is not channel.order.placement and must_wait(c, channel, route, channel.exchange):
+    if route.digest is not channel.order.digest and must_wait(c, channel, route, channel.exchange):
         return None
     start, stop = i + 7, end - 1
     choice: Choice | None = None

@@ -26,7 +26,7 @@ class Republishing:
 
     __slots__ = (
         "_behind",
-        "_placements",
+        "_digests",
         "_sending",
         "again",
         "answered",
@@ -89,8 +89,8 @@ class Republishing:
         """
         self.to_client: list[bytes] = []
         """The frames by which the client gets the message that comes back on the channel; kept until it is whole."""
-        self._placements: dict[bytes, tuple[str, int]] = {}
-        """By exchange of a message in `under_way`: the placement of its messages there, and how many there are."""
+        self._digests: dict[bytes, tuple[str, int]] = {}
+        """By exchange of a message in `under_way`: the digest of the route of its messages there, and how many there are."""
         self._sending: ReturnedMessage | None = None
         self._behind: dict[ReturnedMessage, _Content] = {}
 
@@ -136,25 +136,25 @@ class Republishing:
         message.channel.unsettled_returns += 1
         self.under_way[message.tag] = message
         self.by_ring_id[message.ring_id] = message
-        _, count = self._placements.get(message.exchange, ("", 0))
-        self._placements[message.exchange] = (message.placement, count + 1)
+        _, count = self._digests.get(message.exchange, ("", 0))
+        self._digests[message.exchange] = (message.digest, count + 1)
 
     def by_other_ring(self, message: ReturnedMessage) -> bool:
         """Return whether messages of its exchange are under way by another ring than the one that is to place it.
 
         One of these may come back again, and has to go out before it.
         """
-        known = self._placements.get(message.exchange)
-        return known is not None and known[0] != message.placement
+        known = self._digests.get(message.exchange)
+        return known is not None and known[0] != message.digest
 
     def take(self, message: ReturnedMessage) -> None:
         """Take a message that the broker has answered out of `under_way`, if it is in there."""
         if self.under_way.pop(message.tag, None) is message:
             message.channel.unsettled_returns -= 1
             self.by_ring_id.pop(message.ring_id, None)
-            placement, count = self._placements.pop(message.exchange)
+            digest, count = self._digests.pop(message.exchange)
             if count > 1:
-                self._placements[message.exchange] = (placement, count - 1)
+                self._digests[message.exchange] = (digest, count - 1)
         message.tag = 0
 
     def expect(self, channel: Channel, rest: Return | None) -> None:

@@ -52,7 +52,7 @@ class FakeDispatch(Dispatch):
         self.now: Placement | None = None
         """Where messages that came back would go; None for where they came from."""
         self.ring: str | None = None
-        """The placement of the ring in force, if it has changed."""
+        """The digest of the ring in force, if it has changed."""
         self.rerouted = 0
 
     def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
