@@ -191,8 +191,10 @@ class Route:
         """A digest of the exchange, and of where its messages go: two routes with the same one send all of them alike.
 
         It begins with PASSED if the route passes its publishes. `settle_digest` completes it once the targets are
-        linked.
+        linked. The `native` route has that of the whole: which of the two a message takes, its slot alone decides.
         """
+        if native is not None:
+            native.digest = self.digest
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
         """Whether the settings alone say where publishes go, so that no declaration changes it."""
         self.plain = by_key and all(target.is_queue for target in self.targets)
@@ -284,6 +286,8 @@ class Route:
                 elif not target.is_queue:
                     facts.append(f"{target.destination.name} {target.passed}")
         self.digest = " ".join(facts)
+        if self.native is not None:
+            self.native.digest = self.digest
 
     @property
     def published(self) -> int:

@@ -90,7 +90,7 @@ class Republishing:
         self.to_client: list[bytes] = []
         """The frames by which the client gets the message that comes back on the channel; kept until it is whole."""
         self._digests: dict[bytes, tuple[str, int]] = {}
-        """By exchange of a message in `under_way`: the digest of the route of its messages there, and how many there are."""
+        """By exchange of a message in `under_way`: the digest of its messages' route there, and their number."""
         self._sending: ReturnedMessage | None = None
         self._behind: dict[ReturnedMessage, _Content] = {}
 

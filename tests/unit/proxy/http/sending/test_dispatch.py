@@ -11,6 +11,7 @@ from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
 from proxy.routing.counters import CounterTable
+from proxy.routing.route import Route
 from proxy.routing.routes import RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent
@@ -85,6 +86,22 @@ async def test_a_question_about_a_key_outside_the_share_is_answered_like_one_in_
             if choice is not None:
                 assert choice.target.destination == QUEUES.ring.owner_of(key)
             assert (choice is None) is (name == "u" and why is not None)
+
+
+@pytest.mark.parametrize("percent", [0, 50, 100])
+@pytest.mark.parametrize("behind", [None, "y"])
+async def test_no_message_waits_for_one_that_the_share_sends_another_way(percent: float, behind: str | None) -> None:
+    """Both ways are those of one route, so a batch need not wait where they alternate."""
+    entries = {"x": known(ring(exchange(behind)) if behind else QUEUES), "y": known(QUEUES)}
+    dispatch, router = asking(entries)
+    dispatch._tables.selection.take_share(percent)
+    for name, entry in entries.items():
+        router.put((VHOST, name), entry)
+    route = dispatch._tables.table(VHOST, None).find(b"x")
+    assert isinstance(route, Route)
+    for key in (b"%d" % i for i in range(50)):
+        place = dispatch._place(route, key, Message(key, Header.of({}), b""))
+        assert place.route.digest == route.digest
 
 
 async def test_a_question_in_a_cycle_of_rings_is_answered_with_it() -> None:
