@@ -3,6 +3,7 @@
 import itertools
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from pamqp.commands import Basic
@@ -102,7 +103,7 @@ def test_all_that_tells_of_a_key_tells_the_truth(fleet: Fleet, rings: VirtualHos
     for key in KEYS:
         told = one.publish("orders", key, vhost=rings.name).receipt()
         asked = one.route("orders", key, vhost=rings.name).json
-        (shown,) = (one.admin(f"/rings/{rings.name.replace('/', '%2F')}/orders?key={key}").json["key"],)
+        (shown,) = (one.admin(f"/rings/{quote(rings.name, safe='')}/orders?key={key}").json["key"],)
         ring_owner = owner(QUEUES, key)
         if follows(key, 25):
             assert (told["outcome"], told["destination"]["name"]) == ("confirmed", ring_owner)
