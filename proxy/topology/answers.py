@@ -49,10 +49,12 @@ class Vhost(msgspec.Struct):
 
 
 class BindingArguments(msgspec.Struct):
-    """The arguments of a ring's binding to a lane that name the shard behind the lane, and the queues of its groups."""
+    """The arguments of a ring's binding to a lane: its shard, the queues of the shard's groups, its generation."""
 
     shard: Any = msgspec.field(name="x-ring-shard", default=None)
     groups: Any = msgspec.field(name="x-ring-groups", default=None)
+    generation: Any = msgspec.field(name="x-ring-generation", default=None)
+    shards: Any = msgspec.field(name="x-ring-shards", default=None)
 
 
 class BindingItem(msgspec.Struct, gc=False):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from msgspec import UNSET
 
@@ -81,7 +81,7 @@ class Promise(NamedTuple):
     """The arguments of a ring's binding to a lane: which shard the lane leads to, and the queues of the shard's groups.
 
     The shard is placed on the ring by this name, so that no queue of a group decides where keys go. Every message of
-    the shard is promised to each of the queues.
+    the shard is promised to each of the queues. A later generation promises a shard to a group once it may consume it.
     """
 
     shard: str
@@ -89,14 +89,21 @@ class Promise(NamedTuple):
     other."""
     groups: tuple[tuple[str, str], ...] = ()
     """The queue of each group, with the name by which clients consume the group before it, sorted."""
+    generation: int = 1
+    """The generation that the binding belongs to; 0 if its arguments name one and are not readable."""
+    of: int = 0
+    """The number of shards that the generation was made with; 0 for generation 1, whose bindings do not tell."""
 
     @property
     def queues(self) -> frozenset[str]:
         return frozenset(queue for _, queue in self.groups)
 
-    def as_arguments(self) -> dict[str, str | dict[str, str]]:
+    def as_arguments(self) -> dict[str, str | int | dict[str, str]]:
         """Return the arguments of a binding that makes this promise."""
-        return {SHARD_ARGUMENT: self.shard, GROUPS_ARGUMENT: dict(self.groups)}
+        if self.generation == 1:
+            return {SHARD_ARGUMENT: self.shard, GROUPS_ARGUMENT: dict(self.groups)}
+        opened: dict[str, str | int | dict[str, str]] = {GROUPS_ARGUMENT: dict(self.groups)} if self.groups else {}
+        return {GENERATION_ARGUMENT: self.generation, SHARDS_ARGUMENT: self.of, SHARD_ARGUMENT: self.shard, **opened}
 
 
 SHARD_ARGUMENT = "x-ring-shard"
@@ -104,6 +111,19 @@ SHARD_ARGUMENT = "x-ring-shard"
 
 GROUPS_ARGUMENT = "x-ring-groups"
 """The argument of a ring's binding to a lane that has the queue of each group, by the name that clients consume."""
+
+GENERATION_ARGUMENT = "x-ring-generation"
+"""The argument of a ring's binding to a lane that has the number of the generation, from 2 on."""
+
+SHARDS_ARGUMENT = "x-ring-shards"
+"""The argument of a ring's binding to a lane that has the number of shards with which the generation was made."""
+
+MAX_GENERATION = 10**9
+"""The largest number of a generation."""
+
+UNREADABLE = Promise("", generation=0)
+"""The promise of a binding that names a generation, with arguments of another form. It belongs to no ring: to have it
+count in generation 1 would send messages to a shard that nobody may consume yet."""
 
 
 class Binding(NamedTuple):
@@ -254,14 +274,27 @@ def _bindings(items: Sequence[answers.BindingItem | answers.BindingItemWithArgum
     )
 
 
-def promise_of(shard: object, groups: object) -> Promise | None:
-    """Return the promise of a binding with these two arguments; None if they make none, or have another form."""
+def promise_of(shard: object, groups: object, generation: object = None, of: object = None) -> Promise | None:
+    """Return the promise of a binding with these arguments; None if they make none, or have another form.
+
+    Those that name a generation, and have another form, make the promise `UNREADABLE`.
+    """
+    malformed = UNREADABLE if generation is not None else None
     groups = {} if groups is None else groups
     if not _is_name(shard) or not isinstance(groups, dict) or len(groups) > MOST_GROUPS:
-        return None
+        return malformed
     if not all(_is_name(name) and _is_name(queue) for name, queue in groups.items()):
-        return None
-    return Promise(str(shard), tuple(sorted(groups.items())))
+        return malformed
+    opened = tuple(sorted(groups.items()))
+    if generation is None:
+        return Promise(str(shard), opened)
+    if not _is_count(generation, 2, MAX_GENERATION) or not _is_count(of, 1, MAX_DESTINATIONS):
+        return malformed
+    return Promise(str(shard), opened, generation, of)
+
+
+def _is_count(value: object, least: int, most: int) -> TypeGuard[int]:
+    return type(value) is int and least <= value <= most
 
 
 def _is_name(value: object) -> bool:
@@ -270,24 +303,27 @@ def _is_name(value: object) -> bool:
 
 def _promise(arguments: object) -> Promise | None:
     """Return the promise of a binding with these arguments; None if they make none."""
-    if not isinstance(arguments, answers.BindingArguments) or arguments.shard is None:
+    if not isinstance(arguments, answers.BindingArguments):
         return None
-    return promise_of(arguments.shard, arguments.groups)
+    return promise_of(arguments.shard, arguments.groups, arguments.generation, arguments.shards)
 
 
 def promises_of(bindings: Iterable[Binding]) -> dict[str, Promise | None]:
     """Return the promise about each exchange among the destinations of bindings; None if they promise nothing of it.
 
-    Bindings to one lane promise all their groups together. If they name different shards, that of the promise is empty.
+    Bindings to one lane promise all their groups together. If they name different shards or generations, the shard of
+    the promise is empty.
     """
     found: dict[str, Promise | None] = {}
     for destination, _, promise in bindings:
         if destination.kind != "exchange":
             continue
+        promise = None if promise == UNREADABLE else promise
         before = found.get(destination.name)
         if promise is not None and before is not None:
-            shard = promise.shard if promise.shard == before.shard else ""
-            promise = Promise(shard, tuple(sorted({*promise.groups, *before.groups})))
+            alike = (promise.shard, promise.generation) == (before.shard, before.generation)
+            shard, groups = promise.shard if alike else "", tuple(sorted({*promise.groups, *before.groups}))
+            promise = Promise(shard, groups, max(promise.generation, before.generation), max(promise.of, before.of))
         found[destination.name] = promise or before
     return found
 
@@ -306,7 +342,10 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     ignored: list[IgnoredBinding] = []
     duplicates: dict[Destination, None] = {}
     seen: set[Destination] = set()
-    for bound, key, _ in bindings:
+    for bound, key, promise in bindings:
+        if promise == UNREADABLE:
+            ignored.append(IgnoredBinding(bound, key, f"its arguments with {GENERATION_ARGUMENT} have another form"))
+            continue
         found = behind.get(bound.name) if bound.kind == "exchange" else None
         destination = Destination("queue", found.queue) if found is not None and found.queue else bound
         if destination in seen and not (exchange_type == MODULUS_HASH and bound in times):
@@ -399,7 +438,7 @@ def _no_way(
 ) -> str:
     """Return in words why the bindings of a fanout exchange do not make it a lane; empty if they do."""
     if promise is not None and not promise.shard:
-        return f"the bindings to it name different shards in {SHARD_ARGUMENT}"
+        return f"the bindings to it name different shards in {SHARD_ARGUMENT}, or different generations"
     direct = {binding.destination.name for binding in bindings if binding.destination.kind == "queue"}
     exchanges = [binding.destination for binding in bindings if binding.destination.kind == "exchange"]
     if fan is None or fan.exchange is None or len(set(exchanges)) > 1:

@@ -8,11 +8,14 @@ from aiohttp import web
 
 from proxy.topology.bindings import (
     CONSISTENT_HASH,
+    MAX_GENERATION,
     MOST_GROUPS,
+    UNREADABLE,
     Behind,
     Binding,
     Exchange,
     Fan,
+    IgnoredBinding,
     Leads,
     Promise,
     behind_of,
@@ -21,7 +24,7 @@ from proxy.topology.bindings import (
     weigh,
 )
 from proxy.topology.table import PassReason
-from ring.destination import Destination
+from ring.destination import MAX_DESTINATIONS, Destination
 from tests.unit.proxy.fake_management import FakeManagement, binding
 from tests.unit.proxy.topology.scheduling import SETTLE, Clock, X, scheduling, warnings
 
@@ -92,7 +95,12 @@ def test_a_fan_without_a_queue_leads_nowhere(fan: Fan) -> None:
             Fan("fan", FANOUT, (OWN, Binding(Destination("exchange", "e"), ""))),
             "it is bound to exchange 'fan', and that to exchange 'e'",
         ),
-        ((TO_FAN,), Promise(""), FULL, "the bindings to it name different shards in x-ring-shard"),
+        (
+            (TO_FAN,),
+            Promise(""),
+            FULL,
+            "the bindings to it name different shards in x-ring-shard, or different generations",
+        ),
     ],
 )
 def test_what_is_no_lane(bindings: tuple[Binding, ...], promise: Promise | None, fan: Fan | None, why: str) -> None:
@@ -128,6 +136,41 @@ def test_the_promise_that_is_read_is_the_one_that_was_made() -> None:
 )
 def test_other_arguments_promise_nothing(arguments: object) -> None:
     assert shown(arguments) is None
+
+
+LATER = Promise("orders.1", PROMISE.groups, 2, 6)
+
+
+@pytest.mark.parametrize("promise", [LATER, LATER._replace(groups=())])
+def test_a_later_generation_promises_a_shard_to_the_groups_that_it_is_open_to(promise: Promise) -> None:
+    assert shown(promise.as_arguments()) == promise
+    assert ("x-ring-groups" in promise.as_arguments()) is bool(promise.groups)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"x-ring-generation": generation} for generation in (0, 1, -2, 2.0, "2", True, [2], {}, MAX_GENERATION + 1)]
+    + [{"x-ring-shards": shards} for shards in (None, 0, -1, "6", 6.0, True, MAX_DESTINATIONS + 1)]
+    + [{"x-ring-shard": shard} for shard in (None, 1, "")]
+    + [{"x-ring-groups": groups} for groups in (["q"], {"g": 1})],
+)
+def test_a_generation_in_another_form_gives_no_weight(wrong: dict[str, Any]) -> None:
+    arguments = LATER.as_arguments() | wrong
+    assert shown({name: value for name, value in arguments.items() if value is not None}) == UNREADABLE
+    lane = Destination("exchange", "lane")
+    found = weigh([Binding(lane, "1", UNREADABLE), Binding(SHARD, "1")], CONSISTENT_HASH)
+    assert found.weights == {SHARD: 1}
+    assert found.ignored == (IgnoredBinding(lane, "1", "its arguments with x-ring-generation have another form"),)
+    assert promises_of([Binding(lane, "1", UNREADABLE), Binding(lane, "1", LATER)]) == {"lane": LATER}
+
+
+def test_one_lane_is_of_one_generation() -> None:
+    lane = Destination("exchange", "lane")
+    opened = Promise("orders.1", (("orders", "orders.g2.1"),), 2, 6)
+    assert promises_of([Binding(lane, "1", opened._replace(groups=())), Binding(lane, "1", opened)]) == {"lane": opened}
+    torn = promises_of([Binding(lane, "1", opened), Binding(lane, "1", opened._replace(generation=3))])["lane"]
+    assert torn is not None
+    assert (torn.shard, torn.generation) == ("", 3)
 
 
 def test_bindings_to_one_lane_promise_together() -> None:
