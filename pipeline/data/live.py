@@ -12,6 +12,7 @@ from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
 from proxy.settings.tls import BrokerTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
+from proxy.topology.generations import current
 from proxy.topology.lanes import read_behind
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.reading import read_exchange_and_bindings
@@ -56,8 +57,9 @@ async def read_ring_of(api: Management, vhost: str, exchange: str) -> RingSpec:
         raise PipelineError(f"exchange {exchange!r} does not exist in virtual host {vhost!r}")
     if reading.exchange.type not in RING_TYPES:
         raise PipelineError(f"exchange {exchange!r} is of type {reading.exchange.type}, which makes no ring")
-    behind = await read_behind(api, vhost, reading.bindings)
-    bindings = weigh(reading.bindings, reading.exchange.type, behind)
+    ring = current(reading.bindings).bindings
+    behind = await read_behind(api, vhost, ring)
+    bindings = weigh(ring, reading.exchange.type, behind)
     if not bindings.weights:
         raise PipelineError(f"exchange {exchange!r} has no binding that makes a ring")
     lanes = {queue.name: lane for queue, lane in bindings.lanes.items()}

@@ -355,20 +355,13 @@ def between(shards: int, least: float) -> float:
 
 
 def queues_of(entry: Entry, group: str, exchange: str) -> list[str]:
-    """Return the queues that a group consumes, sorted: one of each shard of an exchange's ring.
+    """Return the queues that a group consumes, sorted: one of each shard that is open to it, in every generation.
 
-    `group` is the name that clients consume. A shard of which nothing is promised is consumed by the group without a
-    name of its own.
+    `group` is the name that clients consume.
     """
-    weights = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
-    found = []
-    for shard in weights:
-        behind = entry.behind.get(entry.lanes.get(shard, ""))
-        if shard.kind == "queue" and behind is not None and behind.promise is not None and behind.promise.groups:
-            found += [queue for name, queue in behind.promise.groups if name == group]
-        elif shard.kind == "queue" and group == exchange:
-            found.append(shard.name)
-    return sorted(found)
+    opened = [groups for _, groups in entry.shards_of(exchange)]
+    opened += [shard.groups for each in entry.others for shard in each.shards.values()]
+    return sorted({queue for groups in opened for name, queue in groups if name == group})
 
 
 def no_group(group: str, exchange: str, entry: Entry) -> str:

@@ -335,6 +335,9 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     name. A binding whose key is not a weight is listed as ignored, and so is one to an exchange that leads nowhere or
     does not exist. A destination with several weights has the largest; of an x-modulus-hash exchange it weighs as much
     as it has bindings, as there. A queue with several lanes gets its publishes through the one that sorts first.
+
+    `bindings` are those of one generation. Further bindings to a lane of a later one open its shard to groups, and
+    count as one with the first.
     """
     weights: dict[Destination, int] = {}
     times: Counter[Destination] = Counter()
@@ -342,15 +345,19 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     ignored: list[IgnoredBinding] = []
     duplicates: dict[Destination, None] = {}
     seen: set[Destination] = set()
+    later: set[Destination] = set()
     for bound, key, promise in bindings:
         if promise == UNREADABLE:
             ignored.append(IgnoredBinding(bound, key, f"its arguments with {GENERATION_ARGUMENT} have another form"))
             continue
         found = behind.get(bound.name) if bound.kind == "exchange" else None
         destination = Destination("queue", found.queue) if found is not None and found.queue else bound
-        if destination in seen and not (exchange_type == MODULUS_HASH and bound in times):
+        opens = promise is not None and promise.generation > 1 and bound in later
+        if destination in seen and not opens and not (exchange_type == MODULUS_HASH and bound in times):
             duplicates[destination] = None
         seen.add(destination)
+        if promise is not None and promise.generation > 1:
+            later.add(bound)
         try:
             weight = weight_of(key, exchange_type)
         except WeightError as error:
@@ -360,7 +367,7 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
             ignored.append(IgnoredBinding(bound, key, _NO_WAY[found.leads]))
             continue
         if exchange_type == MODULUS_HASH:
-            times[bound] += 1
+            times[bound] += not opens
             weight = min(times[bound], MAX_WEIGHT)
         weights[destination] = max(weight, weights.get(destination, 0))
         if destination is not bound:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
+from proxy.topology.generations import Generation, OtherGeneration
 from proxy.topology.names import some
 from proxy.topology.table import Change, Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
@@ -47,6 +48,22 @@ def lost(old: KnownRing | None, why: str) -> Change | None:
     return Change(time.time(), why, "no ring any more", 1.0, "") if old else None
 
 
+def of_generation(
+    before: Entry | None, generation: Generation, known: KnownRing, change: Change | None, why: str
+) -> Change | None:
+    """Return a change of the ring that tells the generation, if that is another one than before, or a later first one.
+
+    The ring of two generations may be the same: all messages go elsewhere nevertheless.
+    """
+    earlier = before.generation if before is not None and before.known is not None else 1
+    if generation.number == earlier:
+        return change
+    shards = f" of {generation.of} shards" if generation.of else ""
+    told = f": {change.what}" if change is not None and change.what else ""
+    moved = change.moved if change is not None else 0.0
+    return Change(time.time(), why, f"generation {generation.number}{shards}{told}", moved, known.fingerprint)
+
+
 def difference(old: KnownRing, new: KnownRing, most: int = 5) -> str:
     """Return the first `most` differences between two rings, in words, and how many more there are."""
     before, after = old.ring.as_weights(), new.ring.as_weights()
@@ -70,6 +87,7 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
     if before is None or _way(before) != _way(after):
         _log_passed(name, after)
     _log_lanes(name, before.lanes if before else {}, after)
+    _log_misfits(name, before.others if before else (), after)
     _log_incomplete(name, before.incomplete if before else {}, after)
     ignored_before = set(before.bindings.ignored) if before else set()
     for binding in after.bindings.ignored:
@@ -106,6 +124,20 @@ def _log_lanes(name: Name, before: Mapping[Destination, str], after: Entry) -> N
         log.info("%s: publishes go through lanes: %s", title(name), some(lanes))
     if direct := [queue for queue in before if queue in after.bindings.weights and queue not in after.lanes]:
         log.info("%s: publishes go through no lane any more to %s", title(name), some(direct))
+
+
+def _log_misfits(name: Name, before: tuple[OtherGeneration, ...], after: Entry) -> None:
+    """Log of which complete generations the exchange newly has exchanges bound that are no lanes."""
+    known = {each.number: each.misfits for each in before}
+    for each in after.others:
+        if each.misfits and known.get(each.number) != each.misfits:
+            log.warning(
+                "%s: generation %d of %d shards is bound and is not the ring yet, because these are no lanes: %s",
+                title(name),
+                each.number,
+                each.of,
+                some([repr(lane) for lane in each.misfits]),
+            )
 
 
 def _log_incomplete(name: Name, before: Mapping[str, tuple[str, ...]], after: Entry) -> None:

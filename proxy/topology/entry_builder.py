@@ -8,7 +8,8 @@ from dataclasses import replace
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES, Behind, Bindings, Exchange, Leads, Promise, promise_of
-from proxy.topology.changes import changed, dead_letters_refused, lost
+from proxy.topology.changes import changed, dead_letters_refused, lost, of_generation
+from proxy.topology.generations import Generation, OtherGeneration
 from proxy.topology.management import Management
 from proxy.topology.matching import UPSTREAM_TYPES, Upstream
 from proxy.topology.reading import AT_ONCE, ask_each
@@ -27,6 +28,9 @@ was one core in all (measured)."""
 
 Weights = Mapping[Destination, int]
 """The weight of each destination."""
+
+FIRST = Generation()
+"""The generation of exchanges whose shards have never been made anew."""
 
 
 class EntryBuilder:
@@ -58,13 +62,16 @@ class EntryBuilder:
         started: float,
         why: str,
         upstream: Upstream | None = None,
+        generation: Generation = FIRST,
+        others: tuple[OtherGeneration, ...] = (),
     ) -> tuple[Entry, Change | None]:
         """Return the entry that replaces `before`, and the change of its ring, None if it is the same ring.
 
         `mode` is the exchange's, as the settings said when the reading began. `started` is when it began, in monotonic
         seconds. `behind` says where the exchanges behind the exchange lead. `weights` are the weights in force, which
         may have destinations that `bindings` lack. `why` is the reason for the reading, in words. `upstream` says how
-        an upstream exchange routes; None for every other exchange. Raises ManagementError or TopologyError.
+        an upstream exchange routes; None for every other exchange. `generation` is that of the ring, and `others` are
+        the others that are bound. Raises ManagementError or TopologyError.
         """
         known = before.known if before else None
         if exchange is not None:
@@ -88,6 +95,7 @@ class EntryBuilder:
             queues = await self._dead_letters(name[0], published_to, before.queues if before else {})
             if known is None or not _same(known, weights, hashed, exchange_type):
                 known, change = await self._ring(known, weights, hashed, exchange_type, why)
+            change = of_generation(before, generation, known, change, why)
         bound_aside = _bound_aside(weights, behind)
         passed = self._pass_reason(exchange_type, mode, known, queues, bound_aside)
         if upstream is not None:
@@ -108,6 +116,9 @@ class EntryBuilder:
             balances=exchange.balances if exchange is not None else before.balances if before else "",
             publish_in=exchange.publish_in if exchange is not None else None,
             changes=before.changes if before else (),
+            generation=generation.number,
+            made_with=generation.of,
+            others=others,
         )
         return (with_change(entry, change) if change else entry), change
 
@@ -159,11 +170,14 @@ class EntryBuilder:
             queues=saved.queues,
             lanes=saved.lanes,
             behind={
-                lane: Behind(Leads.TO_QUEUE, queue.name, promise=_promised(queue.name, saved.groups.get(lane)))
+                lane: Behind(Leads.TO_QUEUE, queue.name, promise=_promised(queue.name, lane, saved))
                 for queue, lane in saved.lanes.items()
             },
             internal=saved.internal,
             restored=True,
+            generation=saved.generation,
+            made_with=saved.made_with,
+            others=saved.others,
         )
 
     async def _ring(
@@ -249,9 +263,13 @@ def _bound_aside(weights: Weights, behind: Mapping[str, Behind]) -> PassReason |
     return PassReason.NOT_A_LANE if any(each.leads is Leads.ASIDE for each in found) else None
 
 
-def _promised(shard: str, groups: Mapping[str, str] | None) -> Promise | None:
+def _promised(shard: str, lane: str, saved: Saved) -> Promise | None:
     """Return the promise about a lane that was kept on disk; None if none was."""
-    return promise_of(shard, dict(groups)) if groups is not None else None
+    groups = saved.groups.get(lane)
+    if groups is None:
+        return None
+    later = (saved.generation, saved.made_with) if saved.generation > 1 else ()
+    return promise_of(shard, dict(groups), *later)
 
 
 def _same(known: KnownRing, weights: Weights, hashed: HashedValue, exchange_type: str) -> bool:

@@ -12,7 +12,18 @@ from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, promises_of, weigh
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ClusterIdentity
-from proxy.topology.entry_builder import EntryBuilder
+from proxy.topology.entry_builder import FIRST, EntryBuilder
+from proxy.topology.generations import (
+    Current,
+    Generation,
+    OtherGeneration,
+    OtherShard,
+    current,
+    divided,
+    misfits,
+    other,
+    unread_lanes,
+)
 from proxy.topology.kept_rings import KeptRings
 from proxy.topology.lanes import NOTHING_READ, Lanes, gone_behind
 from proxy.topology.lookups import Absent
@@ -51,6 +62,8 @@ class ExchangeState:
     """How the last reading failed; None if it did not."""
     confirmed_removals: set[Destination] = field(default_factory=set)
     """Destinations whose removal a returned message has confirmed since the last reading."""
+    others: WeightsInForce[tuple[int, Destination]] = field(default_factory=WeightsInForce)
+    """What the generations that are not the ring are bound to and groups consume, each with the weight 1."""
     lanes_read: bool = True
     """Whether the last good reading looked for lanes, which it does for an exchange whose ring is of use.
 
@@ -232,6 +245,7 @@ class Reader:
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
         state.fault = fault
         state.in_force, state.bound = state.in_force.after_failure(), state.bound.after_failure()
+        state.others = state.others.after_failure()
         self._router.release_uncertain(name, started)
         if isinstance(fault, VhostNotListedError):
             self._may_be_deleted(name, why, started)
@@ -277,14 +291,14 @@ class Reader:
         before = self._router.entries.get(name)
         # Corrected once: an exchange that a declaration binds during the next request has not been read.
         corrected = overlay.apply(reading.bindings, started)
-        read_behind = NOTHING_READ
+        read_behind, known_shards = NOTHING_READ, _known_shards(name, before)
         # A virtual host that was not listed was deleted and made again, or was hidden: only what shows now exists.
         only_shown = isinstance(state.fault, VhostNotListedError)
         upstream, bound = await self._upstreams.read(
             name, reading, corrected, before, state.bound, started, confirmed_removals, only_shown=only_shown
         )
         if upstream is None and has_ring:
-            bound_to = {*(binding.destination for binding in corrected), *state.in_force.weights}
+            bound_to = {*_to_read(corrected, before, known_shards), *state.in_force.weights}
             promises = promises_of(corrected)
             read_behind = await self._lanes.read(name[0], bound_to, promises, before, confirmed_removals, started)
             if torn := _newly_unpromised(read_behind.behind, before):
@@ -293,20 +307,33 @@ class Reader:
                 promises = promises_of(overlay.apply(await self._api.bindings(*name), started))
                 doubted = confirmed_removals | torn
                 read_behind = await self._lanes.read(name[0], bound_to, promises, before, doubted, started)
-        bindings, in_force = Bindings(), WeightsInForce[Destination]()
+        bindings, in_force, found = Bindings(), WeightsInForce[Destination](), Current(FIRST)
         if upstream is None and (exchange is None or exchange.type in RING_TYPES):
-            bindings, in_force = self._in_force(
+            bindings, in_force, found = self._in_force(
                 name, state, reading, corrected, read_behind.behind, started, confirmed_removals
             )
+        behind = _of_ring(read_behind.behind, found, before)
+        others, others_in_force = self._others(name, state, found, read_behind.behind, known_shards, started)
         if exchange is None and (before is None or not (in_force.weights or bound.weights)):
             self.results["absent"] += 1
-            state.in_force, state.bound = WeightsInForce(), WeightsInForce()
+            state.in_force, state.bound, state.others = WeightsInForce(), WeightsInForce(), WeightsInForce()
             self.overlays.settle(name, shown_type, reading.bindings, started)
             self._succeeded(name, state, confirmed_removals)
             self._drop(name, state, before)
             raise absent(name)
         entry, change = await self._entry_builder.entry(
-            name, mode, exchange, bindings, read_behind.behind, in_force.weights, before, started, why, upstream
+            name,
+            mode,
+            exchange,
+            bindings,
+            behind,
+            in_force.weights,
+            before,
+            started,
+            why,
+            upstream,
+            found.ring,
+            others,
         )
         self._put(name, before, entry, change)
         missing = in_force.missing.keys() - bindings.weights.keys()
@@ -314,6 +341,7 @@ class Reader:
         state.logged_missing = missing
         # Set only here, so that a reading which failed half-way (its queues were not readable, say) changes nothing.
         state.in_force, state.bound, state.lanes_read = in_force, bound, has_ring
+        state.others = others_in_force
         self.overlays.settle(name, shown_type, reading.bindings, started)
         for lane, lane_shown in read_behind.shown.items():
             self.overlays.settle((name[0], lane), lane_shown.exchange_type, lane_shown.bindings, started)
@@ -325,6 +353,7 @@ class Reader:
         look_again_at = (
             in_force.look_again_at(self._settle_time),
             bound.look_again_at(self._settle_time),
+            others_in_force.look_again_at(self._settle_time),
             self.overlays.of(name).ends_at(),
             math.inf,
         )
@@ -348,11 +377,12 @@ class Reader:
         behind: Mapping[str, Behind],
         started: float,
         confirmed_removals: Collection[Destination],
-    ) -> tuple[Bindings, WeightsInForce[Destination]]:
-        """Return a hash exchange's bindings, `corrected` by declarations, and the weights in force after a reading."""
+    ) -> tuple[Bindings, WeightsInForce[Destination], Current]:
+        """Return a hash exchange's bindings, the weights in force after a reading, and the bindings by generation.
+
+        `corrected` are the bindings, corrected by declarations. Those of the generation that is the ring give weights.
+        """
         exchange_type = reading.exchange.type if reading.exchange is not None else ""
-        bindings = weigh(corrected, exchange_type, behind)
-        shown = weigh(reading.bindings, exchange_type, behind).weights
         if isinstance(state.fault, VhostNotListedError):
             # The virtual host was deleted and made again, or was hidden: only what shows now exists.
             confirmed_removals = state.in_force.weights.keys()
@@ -366,9 +396,60 @@ class Reader:
                 if found.leads is not Leads.ABSENT or (vhost, lane) in proved
             }
         removed = self._removed(name, state.in_force.weights, behind, confirmed_removals)
-        return bindings, state.in_force.after(
-            bindings.weights, started, time.monotonic(), self._settle_time, removed, shown
-        )
+
+        def weighed(found: Current, until_now: WeightsInForce[Destination]) -> WeightsInForce[Destination]:
+            shown = divided(reading.bindings, found.ring.number).ring.bindings
+            return until_now.after(
+                weigh(found.bindings, exchange_type, behind).weights,
+                started,
+                time.monotonic(),
+                self._settle_time,
+                removed,
+                weigh(shown, exchange_type, behind).weights,
+            )
+
+        before, newest = self._router.entries.get(name), current(corrected)
+        number = before.generation if before is not None and state.in_force.weights else None
+        if number is not None and number != newest.ring.number:
+            found = divided(corrected, number)
+            if before is not None:
+                found = found._replace(ring=found.ring._replace(of=max(found.ring.of, before.made_with)))
+            in_force = weighed(found, state.in_force)
+            if in_force.weights and _stays(found.ring, in_force, newest.ring, behind):
+                return weigh(found.bindings, exchange_type, behind), in_force, found
+            # The former ring's bindings are not gone, and count no more: nothing of it is to settle.
+            return weigh(newest.bindings, exchange_type, behind), weighed(newest, WeightsInForce()), newest
+        return weigh(newest.bindings, exchange_type, behind), weighed(newest, state.in_force), newest
+
+    def _others(
+        self,
+        name: Name,
+        state: ExchangeState,
+        found: Current,
+        behind: Mapping[str, Behind],
+        known: Mapping[Destination, OtherShard],
+        started: float,
+    ) -> tuple[tuple[OtherGeneration, ...], WeightsInForce[tuple[int, Destination]]]:
+        """Return the generations that are not the ring, and what they are bound to.
+
+        Groups consume their shards. One of which a reading lacks the binding therefore counts as bound until that has
+        lasted, as one of the ring does. `known` are the shards of generation 1 that were known before.
+        """
+        shown = {
+            each.number: other(each, name[1], behind, known)._replace(
+                misfits=misfits(each, behind) if each.complete and each.number > found.ring.number else ()
+            )
+            for each in found.others
+        }
+        keys = dict.fromkeys(((each.number, d) for each in shown.values() for d in each.shards), 1)
+        in_force = state.others.after(keys, started, time.monotonic(), self._settle_time)
+        before = self._router.entries.get(name)
+        for each in before.others if before is not None else ():
+            kept = {d: shard for d, shard in each.shards.items() if (each.number, d) in in_force.missing}
+            if kept and each.number != found.ring.number:
+                present = shown.get(each.number, each._replace(shards={}, misfits=()))
+                shown[each.number] = present._replace(shards={**kept, **present.shards})
+        return tuple(shown[number] for number in sorted(shown)), in_force
 
     def confirm_removals(self, name: Name, state: ExchangeState, gone: Collection[Destination]) -> None:
         """Let only readings tell whether destinations are bound that a returned message has shown to be gone.
@@ -416,6 +497,60 @@ class Reader:
         self._router.drop(name)
         self.kept.forget(name)
         state.read_started = time.monotonic()
+
+
+def _stays(
+    ring: Generation,
+    in_force: WeightsInForce[Destination],
+    newest: Generation,
+    behind: Mapping[str, Behind],
+) -> bool:
+    """Return whether the generation that is the ring until now stays it, though by bindings alone `newest` would be.
+
+    `behind` says where the exchanges lead that were read, and `in_force` are the weights of the present ring.
+    """
+    if newest.number > ring.number:
+        return bool(misfits(newest, behind))
+    if not newest.bindings:
+        return True
+    shards = {promise.shard for _, _, promise in ring.bindings if promise is not None}
+    return len(shards.union(destination.name for destination in in_force.missing)) >= ring.of
+
+
+def _known_shards(name: Name, before: Entry | None) -> dict[Destination, OtherShard]:
+    """Return the shards of generation 1 that are known from before, by what the exchange is bound to."""
+    known: dict[Destination, OtherShard] = {}
+    if before is not None and before.generation == 1:
+        for queue, lane in before.lanes.items():
+            known[Destination("exchange", lane)] = OtherShard(queue.name, ((name[1], queue.name),))
+    for each in before.others if before is not None else ():
+        if each.number == 1:
+            known.update(each.shards)
+    return known
+
+
+def _to_read(
+    bindings: Collection[Binding], before: Entry | None, known: Mapping[Destination, OtherShard]
+) -> set[Destination]:
+    """Return those of the destinations of an exchange's bindings of which it must be known where they lead.
+
+    They are those of the ring, be it the one until now or the one to come, and such as name no shard.
+    """
+    found = current(bindings)
+    wanted = {binding.destination for binding in found.ring.bindings}
+    for each in found.others:
+        if before is not None and each.number == before.generation:
+            wanted.update(binding.destination for binding in each.bindings)
+        wanted |= unread_lanes(each, known)
+    return wanted
+
+
+def _of_ring(behind: Mapping[str, Behind], found: Current, before: Entry | None) -> dict[str, Behind]:
+    """Return where those exchanges lead that the ring is bound to, or was bound to before."""
+    names = {each.destination.name for each in found.ring.bindings if each.destination.kind == "exchange"}
+    if before is not None and before.generation == found.ring.number:
+        names |= before.behind.keys()
+    return {name: each for name, each in behind.items() if name in names}
 
 
 def absent(name: Name) -> Absent:

@@ -25,7 +25,8 @@ import msgspec
 
 from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode
-from proxy.topology.bindings import MOST_GROUPS, RING_TYPES
+from proxy.topology.bindings import MAX_GENERATION, MOST_GROUPS, RING_TYPES
+from proxy.topology.generations import OtherGeneration, OtherShard
 from proxy.topology.table import Entry, Name, PassReason
 from ring.destination import MAX_DESTINATIONS, MAX_WEIGHT, Destination
 from ring.hashed import HashedValue
@@ -96,6 +97,12 @@ class Saved:
     """When the exchange was read, in seconds since 1970."""
     groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By lane, the queue of each group of the shard behind it; without the lanes of which nothing is promised."""
+    generation: int = 1
+    """The number of the ring's generation."""
+    made_with: int = 0
+    """The number of shards that the ring's generation was made with; 0 for generation 1."""
+    others: tuple[OtherGeneration, ...] = ()
+    """The other generations that are bound."""
 
     @classmethod
     def of(cls, name: Name, entry: Entry, cluster: Cluster, at: float) -> "Saved | None":
@@ -115,6 +122,9 @@ class Saved:
             entry.passed if entry.passed in _ASIDE else None,
             at,
             _groups(entry) if known is not None else {},
+            entry.generation if known is not None else 1,
+            entry.made_with if known is not None else 0,
+            tuple(each._replace(misfits=()) for each in entry.others) if known is not None else (),
         )
 
 
@@ -127,6 +137,28 @@ def _groups(entry: Entry) -> dict[str, Mapping[str, str]]:
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Names = Annotated[list[Text], msgspec.Meta(max_length=1000)]
 Cause = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+Groups = Annotated[dict[Text, Text], msgspec.Meta(max_length=MOST_GROUPS)]
+Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_DESTINATIONS)]
+
+
+class _OtherShard(msgspec.Struct, array_like=True):
+    """A shard of a generation that is not the ring."""
+
+    kind: Literal["queue", "exchange"]
+    bound: Text
+    """The queue or lane that the exchange is bound to."""
+    name: Annotated[str, msgspec.Meta(max_length=255)]
+    groups: Groups
+
+
+class _OtherGeneration(msgspec.Struct, array_like=True):
+    """A generation that is bound and is not the ring."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=MAX_GENERATION)]
+    of: Shards
+    shards: Annotated[list[_OtherShard], msgspec.Meta(max_length=MAX_DESTINATIONS)]
 
 
 class _File(msgspec.Struct):
@@ -152,8 +184,12 @@ class _File(msgspec.Struct):
     fingerprint: str
     version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
     ring_format: Annotated[int, msgspec.Meta(ge=RING_FORMAT, le=RING_FORMAT)]
-    groups: dict[Text, Annotated[dict[Text, Text], msgspec.Meta(max_length=MOST_GROUPS)]] = {}
+    groups: dict[Text, Groups] = {}
     """By lane, the queue of each group; a file of a release without groups has none."""
+    generation: Annotated[int, msgspec.Meta(ge=1, le=MAX_GENERATION)] = 1
+    """The number of the ring's generation; a file of a release without generations has none."""
+    made_with: Shards = 0
+    others: Annotated[list[_OtherGeneration], msgspec.Meta(max_length=MAX_DESTINATIONS)] = []
 
 
 _FILE = msgspec.json.Decoder(_File)
@@ -175,6 +211,16 @@ def encode_saved(saved: Saved) -> bytes:
             queues=dict(saved.queues),
             lanes={queue.name: lane for queue, lane in saved.lanes.items()},
             groups={lane: dict(groups) for lane, groups in saved.groups.items()},
+            generation=saved.generation,
+            made_with=saved.made_with,
+            others=[
+                _OtherGeneration(
+                    each.number,
+                    each.of,
+                    [_OtherShard(*bound, shard.name, dict(shard.groups)) for bound, shard in each.shards.items()],
+                )
+                for each in saved.others
+            ],
             bound_aside=saved.bound_aside,
             at=saved.at,
             fingerprint=fingerprint(saved.weights, saved.exchange_type, str(saved.hashed)),
@@ -192,6 +238,16 @@ def decode_saved(content: bytes) -> Saved:
         file = _FILE.decode(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if (file.generation > 1) is not (file.made_with > 0):
+        raise ValueError("generation, made_with: a later generation has a number of shards, and the first has none")
+    saved = _saved(file)
+    if file.fingerprint != fingerprint(saved.weights, file.type, str(saved.hashed)):
+        raise ValueError("fingerprint: not that of its weights")
+    return saved
+
+
+def _saved(file: _File) -> Saved:
+    """Return what the JSON of a file keeps. Raises ValueError where its parts contradict each other."""
     weights = {Destination(kind, name): weight for kind, name, weight in file.weights}
     lanes = {Destination("queue", name): lane for name, lane in file.lanes.items()}
     if len(weights) < len(file.weights) or (weights and file.type not in RING_TYPES):
@@ -203,10 +259,15 @@ def decode_saved(content: bytes) -> Saved:
     if file.bound_aside is not None and file.bound_aside not in _ASIDE:
         raise ValueError("bound_aside: not a reason that an exchange behind a ring gives")
     # A name of AMQP has up to 255 bytes, and the file's limits count characters.
-    for name in (file.vhost, file.exchange, *(d.name for d in weights), *lanes.values()):
+    others = tuple(map(_other, file.others))
+    shards = [(bound.name, shard) for each in others for bound, shard in each.shards.items()]
+    further = [name for bound, shard in shards for name in (bound, *(queue for _, queue in shard.groups))]
+    for name in (file.vhost, file.exchange, *(d.name for d in weights), *lanes.values(), *further):
         if len(name.encode()) > 255:
-            raise ValueError(f"vhost, exchange, weights, lanes: a name of more than 255 bytes: {name[:20]!r}...")
-    saved = Saved(
+            raise ValueError(
+                f"vhost, exchange, weights, lanes, others: a name of more than 255 bytes: {name[:20]!r}..."
+            )
+    return Saved(
         (file.vhost, file.exchange),
         file.cluster,
         frozenset(file.cluster_names),
@@ -220,10 +281,18 @@ def decode_saved(content: bytes) -> Saved:
         file.bound_aside,
         file.at,
         file.groups,
+        file.generation,
+        file.made_with,
+        others,
     )
-    if file.fingerprint != fingerprint(weights, file.type, str(saved.hashed)):
-        raise ValueError("fingerprint: not that of its weights")
-    return saved
+
+
+def _other(found: _OtherGeneration) -> OtherGeneration:
+    shards = {
+        Destination(each.kind, each.bound): OtherShard(each.name, tuple(sorted(each.groups.items())))
+        for each in found.shards
+    }
+    return OtherGeneration(found.number, found.of, shards)
 
 
 def file_name(name: Name) -> str:

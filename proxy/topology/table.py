@@ -3,13 +3,14 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Behind, Bindings, Leads
+from proxy.topology.generations import OtherGeneration
 from proxy.topology.matching import Upstream
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -137,6 +138,12 @@ class Entry:
     """Why publishes are refused instead of passed; empty if they are not refused."""
     upstream: Upstream | None = None
     """The rule that decides which ring behind the exchange gets a message; None if this is no upstream exchange."""
+    generation: int = 1
+    """The number of the generation of shards that is the ring."""
+    made_with: int = 0
+    """The number of shards that the ring's generation was made with; 0 for generation 1."""
+    others: tuple[OtherGeneration, ...] = ()
+    """The other generations that are bound, the lowest first. Groups consume their shards, too."""
 
     @property
     def follows_bindings(self) -> bool:
@@ -158,22 +165,58 @@ class Entry:
 
     @property
     def copied(self) -> frozenset[str]:
-        """The shards of which several groups get a copy of each message."""
+        """The shards of which several groups get a copy of each message, or will once they are open to these."""
         found = ((shard.name, self.behind.get(lane)) for shard, lane in self.lanes.items())
         return frozenset(
-            shard for shard, at in found if at is not None and at.promise is not None and len(at.promise.queues) > 1
+            shard
+            for shard, at in found
+            if at is not None
+            and at.promise is not None
+            and (len(at.promise.queues) > 1 or (self.generation > 1 and at.fan))
         )
+
+    def shards_of(self, exchange: str) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+        """Return the shards of the ring of this exchange, by name, with the queue of each group that consumes it.
+
+        A shard of generation 1 of which nothing is promised is consumed by the group without a name of its own.
+        """
+        weights = self.known.ring.as_weights() if self.known is not None else self.bindings.weights
+        for shard in weights:
+            if shard.kind == "queue":
+                found = self.behind.get(self.lanes.get(shard, ""))
+                groups = found.promise.groups if found is not None and found.promise is not None else ()
+                yield shard.name, groups or (((exchange, shard.name),) if self.generation == 1 else ())
 
     def queues_of(self, group: str) -> list[str]:
         """Return the queues of a group by the name that clients consume, sorted; empty if no lane promises it any."""
-        promises = (found.promise for lane in self.lanes.values() if (found := self.behind.get(lane)) is not None)
-        return sorted(queue for each in promises if each is not None for name, queue in each.groups if name == group)
+        return sorted(queue for name, queue in self._promised() if name == group)
 
     @property
     def groups(self) -> frozenset[str]:
         """The groups that lanes promise copies to, by the names that clients consume."""
-        promises = (found.promise for lane in self.lanes.values() if (found := self.behind.get(lane)) is not None)
-        return frozenset(name for each in promises if each is not None for name, _ in each.groups)
+        return frozenset(name for name, _ in self._promised())
+
+    def closed_to(self, exchange: str) -> dict[str, list[str]]:
+        """Return the shards of this exchange's ring that are not open yet, sorted, by the group that waits for them."""
+        if self.generation == 1:
+            return {}
+        shards = dict(self.shards_of(exchange))
+        groups = {name for each in self.others for shard in each.shards.values() for name, _ in shard.groups}
+        groups.update(name for opened in shards.values() for name, _ in opened)
+        closed = {
+            group: sorted(shard for shard, opened in shards.items() if group not in dict(opened)) for group in groups
+        }
+        return {group: shards for group, shards in sorted(closed.items()) if shards}
+
+    def _promised(self) -> Iterator[tuple[str, str]]:
+        """Return the groups that the lanes of any generation promise something, each with one of its queues."""
+        for lane in self.lanes.values():
+            found = self.behind.get(lane)
+            if found is not None and found.promise is not None:
+                yield from found.promise.groups
+        for each in self.others:
+            for shard in each.shards.values():
+                yield from shard.groups
 
     def placed(self, destination: Destination) -> Destination:
         """Return the destination as the ring has it: for a lane the queue behind it."""
@@ -329,6 +372,7 @@ def _routes_alike(one: Entry, other: Entry) -> bool:
     """Return whether publishes go the same way by both entries."""
     alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
     alike = alike and one.upstream == other.upstream
+    alike = alike and one.copied == other.copied
     return alike and one.refused == other.refused and one.known is other.known and one.lanes == other.lanes
 
 

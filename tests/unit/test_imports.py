@@ -148,7 +148,7 @@ PIPELINE_MAY = {
     *("publisher.channel", "publisher.connection", "publisher.dial", "publisher.protocol"),
     *("routing.counters", "routing.route"),
     *("settings.config", "settings.credentials", "settings.parse", "settings.sources", "settings.tls"),
-    *("topology.bindings", "topology.lanes", "topology.management", "topology.reading"),
+    *("topology.bindings", "topology.generations", "topology.lanes", "topology.management", "topology.reading"),
     *("wire.content", "wire.frames", "wire.properties"),
 }
 """Modules of proxy for the pipeline: those that read bindings, and those that publish with confirms."""

@@ -80,7 +80,6 @@ def test_unreadable_bindings_belong_to_no_generation() -> None:
 
 def test_a_generation_without_bindings_can_be_the_ring() -> None:
     assert divided(OLD, 2) == Current(Generation(2), (Generation(1, OLD),))
-    assert divided([later(3, 0, 2), later(2, 0, 2)], None).ring.number == 2
 
 
 @given(

@@ -14,6 +14,7 @@ from proxy.settings.parse import ConfigError
 from proxy.settings.patterns import Mode
 from proxy.topology import ring_cache as cache_module
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
+from proxy.topology.generations import OtherGeneration, OtherShard
 from proxy.topology.ring_cache import KEPT_FOR, REWRITE_AFTER, RingCache, Saved, decode_saved, encode_saved, file_name
 from proxy.topology.table import Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
@@ -34,7 +35,19 @@ SAVED = Saved(
     PassReason.NOT_A_LANE,
     1_700_000_000.5,
     {"lane": {"orders": "a", "orders/audit": "audit.a"}},
+    3,
+    6,
+    (
+        OtherGeneration(
+            1,
+            0,
+            {A: OtherShard("a", (("orders", "a"),)), Destination("exchange", "old"): OtherShard("")},
+        ),
+        OtherGeneration(2, 4, {}),
+    ),
 )
+SINCE = frozenset({"groups", "generation", "made_with", "others"})
+"""The values that files of older releases lack."""
 GOOD: dict[str, Any] = json.loads(encode_saved(SAVED))
 
 
@@ -125,6 +138,17 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("malformed", {"at": float("nan")}),
     ("malformed", {"at": float("inf")}),
     ("at", {"at": 1e13}),
+    ("generation", {"generation": 0}),
+    ("generation", {"generation": "2"}),
+    ("generation", {"generation": 10**9 + 1}),
+    ("generation", {"generation": 1}),
+    ("made_with", {"made_with": 0}),
+    ("made_with", {"made_with": 65_537}),
+    ("others", {"others": {}}),
+    ("others", {"others": [[1, 0]]}),
+    ("others", {"others": [[1, 0, [["queue", "", "a", {}]]]]}),
+    ("others", {"others": [[1, 0, [["queue", "é" * 128, "a", {}]]]]}),
+    ("others", {"others": [[1, 0, [["queue", "a", "a", {"orders": "é" * 128}]]]]}),
     ("fingerprint", {"fingerprint": "0" * 16}),
     ("fingerprint", {"weights": [["queue", "a", 4], ["exchange", "behind", 10_000]]}),
     ("fingerprint", {"hashed": "header:other"}),
@@ -137,12 +161,12 @@ def test_a_file_with_a_wrong_value_is_not_believed(what: str, changes: dict[str,
         decode_saved(json.dumps(GOOD | changes).encode())
 
 
-def test_a_file_of_a_release_without_groups_is_believed() -> None:
-    older = {key: value for key, value in GOOD.items() if key != "groups"}
-    assert decode_saved(json.dumps(older).encode()).groups == {}
+def test_a_file_of_a_release_without_groups_and_generations_is_believed() -> None:
+    older = decode_saved(json.dumps({key: value for key, value in GOOD.items() if key not in SINCE}).encode())
+    assert (older.groups, older.generation, older.made_with, older.others) == ({}, 1, 0, ())
 
 
-@pytest.mark.parametrize("key", sorted(GOOD.keys() - {"groups"}))
+@pytest.mark.parametrize("key", sorted(GOOD.keys() - SINCE))
 def test_a_file_without_a_value_is_not_believed(key: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_saved(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
