@@ -18,6 +18,7 @@ from proxy.http.admin.console.snapshot import Parts
 from proxy.http.admin.metrics import ProxyCollector, registry
 from proxy.http.admin.probes import SECONDS, Admin
 from proxy.http.admin.readiness import Readiness
+from proxy.http.admin.unsettled import UnsettledCount
 from proxy.http.admission.gate import Gate
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
@@ -167,6 +168,7 @@ async def run(in_force: SettingsInForce) -> None:
             onlooker=onlooker,
             console=console,
             in_force=in_force,
+            unsettled=UnsettledCount(router, listener, publisher, dispatch, tables["http"]),
         )
         bounds = ConnectionBounds(settings.body_timeout, settings.max_http_connections, limits)
         probed = ConnectionBounds(

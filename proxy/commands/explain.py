@@ -7,8 +7,11 @@ from urllib.parse import quote
 from proxy.commands.asking import WHICH, QuestionError, ask, rings
 from proxy.process.logs import escaped
 from proxy.topology.changes import PASSED_BECAUSE
-from proxy.topology.names import natural
+from proxy.topology.names import natural, some
 from proxy.topology.table import PassReason
+
+_SHARDS = 8
+"""The most shards, or lanes, that one line names."""
 
 
 def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
@@ -54,6 +57,7 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
         else:
             lines += [f"leads to     ring of exchange {ring}" for ring in upstream["rings"]]
         lines += [f"conflict     {upstream['conflict']}"] if upstream["conflict"] else []
+    lines += _generations(answer)
     for binding in answer["ignored_bindings"]:
         key, why = binding["key"], binding["reason"]
         lines.append(f"ignored      binding to {_title(binding['destination'])} with the key {key!r}: {why}")
@@ -63,6 +67,30 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
         moved = f"{change['moved']:.2%} of the slots moved"
         lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {moved}")
     return lines
+
+
+def _generations(answer: Mapping[str, Any]) -> list[str]:
+    """Return the lines on the generations of an exchange's shards; none if it has only the first."""
+    others = answer.get("other_generations", ())
+    number = answer.get("generation", 1)
+    if number == 1 and not others:
+        return []
+    lines = [f"generation   {number} is the ring{_made_with(answer)}"]
+    for group, shards in answer.get("not_open", {}).items():
+        lines.append(f"not open     to group {group}: {some(sorted(shards, key=natural), _SHARDS)}")
+    for other in others:
+        queues = ", ".join(f"{len(each)} queues of group {group}" for group, each in other["queues"].items())
+        told = f"generation   {other['generation']} is bound{_made_with(other)}: {other['bound']} bindings"
+        lines.append(told + (f", {queues}" if queues else ""))
+        if lanes := other["no_lanes"]:
+            lines.append(
+                f"no lanes     for which generation {other['generation']} is not the ring: {some(lanes, _SHARDS)}"
+            )
+    return lines
+
+
+def _made_with(generation: Mapping[str, Any]) -> str:
+    return f", made with {generation['made_with']} shards" if generation.get("made_with") else ""
 
 
 def _ways(answer: Mapping[str, Any], place: Mapping[str, Any] | None) -> list[str]:

@@ -49,7 +49,7 @@ class ConfirmChannel:
 
     __slots__ = (
         "body_start", "exchange", "given_up", "header_start", "id", "low", "method_start", "nonce", "number", "pending",
-        "returned",
+        "returned", "unanswered",
     )  # fmt: skip
 
     def __init__(self, channel_id: int, exchange: bytes) -> None:
@@ -65,6 +65,8 @@ class ConfirmChannel:
         """The number up to which every publish is settled."""
         self.given_up = -1
         """The number of the last publish that was settled without the broker's answer; below 0 for none."""
+        self.unanswered = 0
+        """How many publishes were settled without the broker's answer and may have none yet; never too few."""
         self.pending: dict[int, Pending] = {}
         """The publishes that are not settled, by number."""
         self.returned: set[int] = set()
@@ -81,6 +83,9 @@ class ConfirmChannel:
         """
         if number > self.number:
             raise Fault(FRAME_ERROR, f"the broker confirmed {number}, the last publish was {self.number}")
+        if self.unanswered and verdict.outcome is not Outcome.UNKNOWN:
+            # A lane's answers come in the order of its publishes.
+            self.unanswered = 0 if number >= self.given_up else self.unanswered - (number not in self.pending)
         pending, first = self.pending, number
         if multiple:
             first = self.low + 1
@@ -102,6 +107,7 @@ class ConfirmChannel:
                     if verdict.outcome is Outcome.UNKNOWN:
                         counters.unknown += 1
                         self.given_up = n
+                        self.unanswered += 1
                     receiver.settled(index, verdict)
         while self.low < self.number and self.low + 1 not in pending:
             self.low += 1

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
+from proxy.publisher.channel import ConfirmChannel
 from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.protocol import PublisherProtocol
 from proxy.routing.routes import RouteTable
@@ -248,6 +249,14 @@ class Publisher:
     def in_flight(self) -> int:
         """How many messages were published whose result is not known yet."""
         return sum(protocol.in_flight for group in list(self._running) for protocol in group.protocols)
+
+    def unsettled(self, vhost: str) -> list[ConfirmChannel]:
+        """Return the channels of a virtual host's connections with publishes that the broker may yet take."""
+        protocols = [each for group in list(self._running) if group.vhost == vhost for each in group.protocols]
+        for protocol in protocols:
+            protocol.pack()
+        channels = [channel for protocol in protocols for channel in protocol.channels.values()]
+        return [channel for channel in channels if channel.pending or channel.unanswered]
 
     def _all_connections(self) -> Iterator[BrokerConnection]:
         return itertools.chain.from_iterable(group.connections for group in list(self._running))

@@ -13,6 +13,7 @@ from proxy.groups.shard_readings import no_group, queues_of
 from proxy.http.admin.console.console import Console
 from proxy.http.admin.readiness import Readiness
 from proxy.http.admin.rings import shown as shown_entry
+from proxy.http.admin.unsettled import UnsettledCount
 from proxy.http.admission.limits import Limits
 from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
@@ -74,6 +75,7 @@ class Admin:
         onlooker: Onlooker,
         console: Console | None,
         in_force: SettingsInForce,
+        unsettled: UnsettledCount,
     ) -> None:
         """Take the listener's `names`, and the `default_vhost` that answers name.
 
@@ -82,7 +84,7 @@ class Admin:
         """
         self._router, self._scheduler, self._readiness = router, scheduler, readiness
         self._metrics, self._console, self._in_force = metrics, console, in_force
-        self._names, self._groups, self._onlooker = names, groups, onlooker
+        self._names, self._groups, self._onlooker, self._unsettled = names, groups, onlooker, unsettled
         self._default_vhost, self._lookup_timeout = default_vhost, lookup_timeout
         self.started = False
         self._look_ups = 0
@@ -167,9 +169,13 @@ class Admin:
         """Answer with one exchange, looked up if need be; with ``?key=`` the key's place too (`ring-proxy explain`)."""
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
+        await self._entry(name)
+        unsettled = await self._unsettled.of(name)
         entry = await self._entry(name)
         share = self._in_force.now.route_share
         shown = shown_entry(self._router, name, entry, share)
+        before, unconfirmed = unsettled if unsettled is not None else (None, None)
+        shown |= {"unsettled_before": before, "unconfirmed": unconfirmed}
         query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
         if "key" in query and entry.known is not None:
             ring, slot = entry.known.ring, slot_of(query["key"].encode("utf-8", "surrogateescape"))

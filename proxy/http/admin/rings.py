@@ -4,6 +4,8 @@ import time
 from typing import Any
 
 from proxy.http.formats.answers import named
+from proxy.topology.generations import OtherGeneration
+from proxy.topology.names import natural
 from proxy.topology.table import Entry, Name, Router
 from ring.hashing import SLOTS
 
@@ -24,6 +26,7 @@ def shown(router: Router, name: Name, entry: Entry, route_share: float) -> dict[
         "ignored_bindings": [
             {"destination": named(b.destination), "key": b.key, "reason": b.reason} for b in entry.bindings.ignored
         ],
+        "generation": entry.generation,
         "duplicate_bindings": [named(d) for d in entry.bindings.duplicates],
         "dead_letter_queues": list(entry.dead_letters),
         "not_lanes": [{"name": lane, "reason": why} for lane, why in entry.not_lanes.items()],
@@ -32,6 +35,11 @@ def shown(router: Router, name: Name, entry: Entry, route_share: float) -> dict[
             for c in entry.changes
         ],
     }
+    if entry.generation > 1:
+        shown["made_with"] = entry.made_with
+        shown["not_open"] = entry.closed_to(name[1])
+    if entry.others:
+        shown["other_generations"] = [_other(each) for each in entry.others]
     if entry.passed is None:
         shown["route_share"] = route_share
     if entry.restored:
@@ -58,6 +66,21 @@ def shown(router: Router, name: Name, entry: Entry, route_share: float) -> dict[
             for d, weight in ring.as_weights().items()
         ]
     return shown
+
+
+def _other(generation: OtherGeneration) -> dict[str, Any]:
+    """Return what is told of a generation that is bound and is not the ring, with the queues that groups consume."""
+    queues: dict[str, list[str]] = {}
+    for shard in generation.shards.values():
+        for group, queue in shard.groups:
+            queues.setdefault(group, []).append(queue)
+    return {
+        "generation": generation.number,
+        "made_with": generation.of or None,
+        "bound": len(generation.shards),
+        "queues": {group: sorted(each, key=natural) for group, each in sorted(queues.items())},
+        "no_lanes": list(generation.misfits),
+    }
 
 
 def utc(seconds: float) -> str:

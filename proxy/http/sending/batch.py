@@ -36,7 +36,8 @@ class _Entry:
     """One message of a batch, and what became of it."""
 
     __slots__ = (
-        "came_back_with", "counted", "id", "message", "ordering_key", "placement", "result", "retryable", "tries",
+        "came_back_with", "coming_back", "counted", "id", "message", "ordering_key", "placement", "result", "retryable",
+        "tries",
     )  # fmt: skip
 
     def __init__(self, message_id: str | None, message: Message | None, ordering_key: OrderingKey = None) -> None:
@@ -53,6 +54,8 @@ class _Entry:
         self.placement: Placement | None = None
         self.came_back_with = UNROUTABLE
         """The result with which the message came back last, if it has."""
+        self.coming_back = False
+        """Whether the message is counted in `Dispatch.coming_back`."""
         self.result: PublishResult | None = None
         self.retryable = True
 
@@ -162,6 +165,7 @@ class Batch:
         if not isinstance(step, Placement):
             return step
         self._digest = step.route.digest
+        self._is_coming_back(entry, False)
         entry.placement, entry.ordering_key = step, step.ordering_key(message.key)
         self._count(entry, message)
         self._unsettled += 1
@@ -172,8 +176,15 @@ class Batch:
             entry.counted = message.size
             self._limits.take_batched(entry.counted)
 
+    def _is_coming_back(self, entry: _Entry, is_coming: bool) -> None:
+        """Note whether a message came back and is to be sent again."""
+        if is_coming != entry.coming_back:
+            entry.coming_back = is_coming
+            self._dispatch.comes_back(self._handle, 1 if is_coming else -1)
+
     def _release(self, entry: _Entry) -> None:
         """Count a settled message out of the limits, and forget its body."""
+        self._is_coming_back(entry, False)
         if entry.counted is not None:
             self._limits.give_batched(entry.counted)
         entry.counted, entry.message = None, None
@@ -248,6 +259,7 @@ class Batch:
             self._release(entry)
         elif self._came_back(entry, result) and entry.tries < MOST_REPUBLISHES and not self._abandoned:
             entry.came_back_with = result
+            self._is_coming_back(entry, True)
             self._returned.append(index)
             self._waiting.add(entry.ordering_key)
             if self._room_wait is not None:

@@ -2,6 +2,7 @@
 
 # mypyc: compiled
 
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
@@ -117,6 +118,8 @@ class Dispatch:
     def __init__(self, router: Router, readings: Readings, tables: RouteTables, publisher: Publisher) -> None:
         """Take the parts that are asked; `tables` count as HTTP."""
         self._router, self._readings, self._tables, self._publisher = router, readings, tables, publisher
+        self.coming_back: Counter[Name] = Counter()
+        """How many messages came back and are to be sent again, by exchange."""
 
     async def check(self, handle: ExchangeHandle) -> None:
         """Wait until it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
@@ -456,6 +459,13 @@ class Dispatch:
             self._readings.scheduler.found_missing(placement.route.name[0], placement.sent_as.name)
             return result.outcome is Outcome.INVALID
         return result.outcome is Outcome.UNROUTABLE
+
+    def comes_back(self, handle: ExchangeHandle, by: int) -> None:
+        """Count one message more, or one less, that came back and is to be sent again."""
+        coming_back = self.coming_back
+        coming_back[handle.name] += by
+        if not coming_back[handle.name]:
+            del coming_back[handle.name]
 
     def count_rerouted(self, placement: Placement) -> None:
         """Count a message that came back from `placement` and was sent again."""

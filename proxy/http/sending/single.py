@@ -38,12 +38,21 @@ class Single:
             result = await self._result
             if not self._dispatch.came_back(self.placement, result):
                 return result
-            since = time.monotonic()
-            await self._dispatch.read_again(self.placement, "a message did not reach it")
-            if not self._dispatch.goes_again(self._handle, self._message, self.placement, since):
-                return result
-            self._result = self._loop.create_future()
-            came_from = self.placement
-            await self.send()
-            self._dispatch.count_rerouted(came_from)
+            self._dispatch.comes_back(self._handle, 1)
+            try:
+                if not await self._sent_again(time.monotonic()):
+                    return result
+            finally:
+                self._dispatch.comes_back(self._handle, -1)
         return await self._result
+
+    async def _sent_again(self, since: float) -> bool:
+        """Send the message again that had come back by `since`, monotonic; return False if that is no use."""
+        await self._dispatch.read_again(self.placement, "a message did not reach it")
+        if not self._dispatch.goes_again(self._handle, self._message, self.placement, since):
+            return False
+        self._result = self._loop.create_future()
+        came_from = self.placement
+        await self.send()
+        self._dispatch.count_rerouted(came_from)
+        return True

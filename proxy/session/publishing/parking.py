@@ -218,6 +218,10 @@ class Parking:
         parked.left -= len(body) - OVERHEAD
         self.size += len(body)
 
+    def messages(self) -> list[ReturnedMessage]:
+        """Return the messages of all exchanges."""
+        return [parked.message for others in self._by_exchange.values() for parked in others]
+
     def first(self, exchange: bytes) -> ParkedMessage | None:
         """Return the first message of an exchange; None if none waits."""
         parked = self._by_exchange.get(exchange)

@@ -6,6 +6,7 @@ answered keeps one page, and not all that comes behind it.
 
 # mypyc: compiled
 
+from collections.abc import Collection
 from typing import Final
 
 from mypy_extensions import i64
@@ -121,6 +122,15 @@ class Unsettled:
                 at += 1
             if not page.count and page is not self._current:
                 del self._pages[index]
+
+    def count_of(self, counted: Collection[Counters], last: int) -> int:
+        """Return how many of the publishes up to `last` have no answer, of those with these counters."""
+        found = 0
+        for index in self._indices(1, last):
+            base = index << PAGE_BITS
+            for at, counters in enumerate(self._pages[index].counters):
+                found += counters is not None and base + at <= last and counters in counted
+        return found
 
     def first_beyond(self, number: int) -> int:
         """Return the lowest number above `number` without an answer.
