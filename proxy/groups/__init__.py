@@ -88,6 +88,15 @@ member that would have it, so neither a pause nor its end moves another shard. A
 nothing until it has read the orders, or for 2 s. One that does not know of a pause takes the shard for an orphan, and
 the others tell of a move that does not end.
 
+Markers
+-------
+
+A marker is the last message of a shard whose generation ends (`consuming/markers.py`). A's link that gets one is let go
+with nobody behind it once all before the marker is settled. A opens the next one after a pause, and its beats tell of a
+link that is LEAVING until then: A stays the owner, and nobody else opens a link. The command that put the marker waits
+in the shard's line, and is the next consumer. It deletes the queue, or takes the marker away and leaves. A finds out
+with its next link.
+
 Where it ends
 -------------
 

@@ -95,7 +95,7 @@ class MemberBeat(Struct, frozen=True, omit_defaults=True):
     refused: Annotated[frozenset[Name], Meta(max_length=MAX_LINKS)] = frozenset()
     """The shards that the member may not have at present."""
     links: Annotated[dict[Name, LinkBeat], Meta(max_length=MAX_LINKS)] = {}
-    """The member's links, by shard."""
+    """The member's links, by shard, and as LEAVING those that ended at a marker, until the next one is open."""
 
     @property
     def is_fit(self) -> bool:

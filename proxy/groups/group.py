@@ -46,6 +46,22 @@ _UNDECIDED: Final = Stance(wants=False, behind="")
 """The words of a link about which nothing has been decided yet."""
 
 
+def _told_links(member: Member) -> dict[str, tuple[int, float, int]]:
+    """Return by shard what beats tell of a member's links: the state, since when it is open, and the unacked messages.
+
+    A shard that the member let go at a marker stays the member's, until its next link is open or has ended.
+    """
+    leaving = LinkState.LEAVING.value
+    endings = {} if member.leaving else member.endings
+    told = {shard: (leaving, ending.since, 0) for shard, ending in endings.items()}
+    for shard, link in member.links.items():
+        if link.state in TOLD and not (link.state == LinkState.OPENING and shard in endings):
+            told[shard] = link.state, link.since, link.unacked
+        elif link.is_marked:
+            told[shard] = leaving, link.since, link.unacked
+    return told
+
+
 class Shard:
     """One shard of the group, from the reading of the ring that first shows it until no reading does."""
 
@@ -202,6 +218,8 @@ class Group:
         gone = [name for name, shard in self.shards.items() if shard.missing_at and name not in self._ring]
         for name in gone:
             del self.shards[name]
+            for member in self.local.values():
+                member.forget(name)
         self._digest = digest(self.present)
         self._tell(now)
         self._calm(now)
@@ -340,7 +358,14 @@ class Group:
             if name in self.shards:
                 self.shards[name].told_at = now
         view = View(
-            shards, members, self.local, self._lacking(shards), self.peers.hears(now), self._vacant(now), set(paused)
+            shards,
+            members,
+            self.local,
+            self._lacking(shards),
+            self.peers.hears(now),
+            self._vacant(now),
+            set(paused),
+            self._resting(now),
         )
         self.decision = decide(view)
         if self.decision.stances != before.stances:
@@ -353,6 +378,15 @@ class Group:
                 shard.owner_since = now
             shard.moving_since = (shard.moving_since or now) if name in moving else 0.0
         return self.decision.steps
+
+    def _resting(self, now: float) -> set[tuple[str, str]]:
+        """Return by member the shards that it leaves alone for a while, as they ended at a marker."""
+        return {
+            (member.id, shard)
+            for member in self.local.values()
+            for shard, ending in member.endings.items()
+            if now < ending.until
+        }
 
     def _lacking(self, shards: Iterable[str]) -> Mapping[str, frozenset[str]]:
         """Return by member the shards that its sidecar's ring lacks, where that has told its shards."""
@@ -408,9 +442,8 @@ class Group:
         stances = self.decision.stances
         for member in self.local.values():
             links = {
-                shard: LinkBeat(link.state, link.since, link.unacked, *stances.get((member.id, shard), _UNDECIDED))
-                for shard, link in member.links.items()
-                if link.state in TOLD
+                shard: LinkBeat(state, since, unacked, *stances.get((member.id, shard), _UNDECIDED))
+                for shard, (state, since, unacked) in _told_links(member).items()
             }
             yield MemberBeat(
                 member.id,

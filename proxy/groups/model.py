@@ -36,7 +36,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.operators import Order
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
+from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_ENDING, LONGEST_LINK_PAUSE
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,8 @@ class Link:
     """One member's consumer on one shard, from its basic.consume to the end of its channel."""
 
     __slots__ = (
-        "changed_at", "channel", "delivered", "delivered_at", "member", "shard", "since", "state", "unacked",
+        "changed_at", "channel", "delivered", "delivered_at", "is_marked", "member", "shard", "since", "state",
+        "unacked",
     )  # fmt: skip
 
     def __init__(self, member: "Member", shard: str) -> None:
@@ -176,6 +177,8 @@ class Link:
         """When the client last got a delivery by this link, in monotonic seconds; 0 for never."""
         self.unacked = 0
         """How many deliveries of this link the client has neither acked nor rejected."""
+        self.is_marked = False
+        """Whether a marker has come by the link: the generation of its shard ends."""
 
     def enter(self, event: LinkEvent, now: float) -> LinkAction:
         """Go on to the state that `TABLE` names for an event; return what the broker is to be sent.
@@ -192,6 +195,7 @@ class Link:
             self.state, self.changed_at = state, now
         if state == LinkState.NONE:
             self.member.links.pop(self.shard, None)
+            self.member.rest(self, now)
             for shard, pause in self.member.pauses.items():
                 if pause.lacked_room:
                     self.member.pauses[shard] = pause._replace(until=now)
@@ -219,12 +223,27 @@ class Pause(NamedTuple):
     """
 
 
+class Ending(NamedTuple):
+    """The pause before a member's next look at a shard that it let go at a marker, as its generation ends.
+
+    Beats tell of the link that has ended as LEAVING, until another one is open. Whoever opened a link meanwhile might
+    do so while the command deletes the queue, and RabbitMQ ends a connection with 541 for that (seen on 4.3.6).
+    """
+
+    until: float
+    """In monotonic seconds."""
+    length: float
+    """In seconds."""
+    since: float
+    """When the link was opened that has ended, in seconds since 1970."""
+
+
 class Member:
     """One consumer that a client has started on a group's name, until all its links have ended."""
 
     __slots__ = (
-        "attempts", "channel", "client", "crashes", "exchange", "group", "id", "in_series", "leaving", "links",
-        "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
+        "attempts", "channel", "client", "crashes", "endings", "exchange", "group", "id", "in_series", "leaving",
+        "links", "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -238,6 +257,11 @@ class Member:
         """The links that are there, by shard."""
         self.pauses: dict[str, Pause] = {}
         """By shard, the pause after a refusal, also one that is over, until a link is open."""
+        self.endings: dict[str, Ending] = {}
+        """By shard that the member let go at a marker, the pause after that, also one that is over.
+
+        It outlives the next link if that ends at a marker as well.
+        """
         self.redelivered: dict[str, Redelivered] = {}
         """The redeliveries by shard to all members of its group at this sidecar, of those shards that had any."""
         self.attempts = Attempts()
@@ -279,6 +303,23 @@ class Member:
         since = now if before is None else before.since
         self.pauses[shard] = Pause(since, now + length, length, why, lacked_room)
         return before is None or before.why != why
+
+    def rest(self, link: Link, now: float) -> None:
+        """Have the shard of a link that has ended at a marker left alone for a pause.
+
+        The pause doubles as long as links bring nothing but markers.
+        """
+        if not link.is_marked:
+            self.endings.pop(link.shard, None)
+            return
+        before = None if link.delivered else self.endings.get(link.shard)
+        length = FIRST_LINK_PAUSE if before is None else min(2 * before.length, LONGEST_ENDING)
+        self.endings[link.shard] = Ending(now + length, length, link.since)
+
+    def forget(self, shard: str) -> None:
+        """Forget the pauses of a shard that is no more."""
+        self.pauses.pop(shard, None)
+        self.endings.pop(shard, None)
 
 
 class Actions(Protocol):

@@ -152,7 +152,7 @@ class RunningGroup:
         now = time.monotonic()
         if is_missing:
             self.state.missing(shard, now)
-        elif self.state.refused(member, shard, why, now):
+        elif self.state.refused(member, shard, why, now) and shard not in member.endings:
             who = member.client or member.id
             log.warning("%s: member %s has no consumer on shard %r: %s", self._title, who, shard, why)
         self._wake.set()

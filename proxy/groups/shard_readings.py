@@ -57,6 +57,9 @@ exact, and then not exact, every few seconds.
 AT_ONCE: Final = 4
 """The most shards that are read at the same time."""
 
+GENERATION_TAG: Final = "ringproxy.generation"
+"""The beginning of the consumer tag with which the command that ends a generation waits in the line of a shard."""
+
 _NAMED: Final = 3
 """The most shards that one reason names; it tells how many more there are."""
 
@@ -119,7 +122,7 @@ class Reading(NamedTuple):
     lag: Lag
     consumers: int
     direct: int
-    """The number of the queue's consumers without x-priority, which do not consume through a group."""
+    """The number of the queue's consumers that do not consume through a group, nor end its generation."""
     waits_by_default: bool
     """Whether the queue waits for a consumer whose node is lost, for 60 s, as nothing sets another time."""
     read_at: float
@@ -295,7 +298,7 @@ def parse_shard(
         is_quorum and not dead_letters and _has_limit(arguments, policy, version),
         _lag(queue, has_rates=has_rates),
         len(queue.consumer_details),
-        sum(not _is_link(each) for each in queue.consumer_details),
+        sum(_is_stranger(each) for each in queue.consumer_details),
         # From 4.3 on a quorum queue waits for the consumer of a lost node, and can delay what comes back.
         is_quorum and version >= (4, 3) and limits == (None, None),
         read_at,
@@ -343,10 +346,16 @@ def _shows_priorities(queue: _Queue) -> bool:
     return len([count for count in counts if count]) > 1
 
 
-def _is_link(consumer: object) -> bool:
-    """Return whether a consumer is of a group: all of these have an x-priority."""
-    arguments = consumer.get("arguments") if isinstance(consumer, dict) else None
-    return isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
+def _is_stranger(consumer: object) -> bool:
+    """Return whether a consumer is neither of a group nor of the command that ends a generation.
+
+    All consumers of groups have an x-priority.
+    """
+    if not isinstance(consumer, dict):
+        return True
+    arguments, tag = consumer.get("arguments"), consumer.get("consumer_tag")
+    is_link = isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
+    return not is_link and not (isinstance(tag, str) and tag.startswith(GENERATION_TAG))
 
 
 def between(shards: int, least: float) -> float:

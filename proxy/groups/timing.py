@@ -85,6 +85,10 @@ FIRST_LINK_PAUSE: Final = 1.0
 LONGEST_LINK_PAUSE: Final = 60.0
 """From a refusal of a link to the next try: the pause doubles from the first to the longest."""
 
+LONGEST_ENDING: Final = 8.0
+"""From the end of a link at a marker to the next look at the shard, at most: the pause doubles, too. One member looks,
+so it may be shorter than the one above."""
+
 LOOK_EVERY: Final = 0.25 * BEAT
 """From one look for sidecars that are late or gone to the next."""
 

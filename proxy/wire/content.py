@@ -57,6 +57,9 @@ _SIZES: Final = (
 STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 """The field of the ring id up to its value, which is a 64-bit integer."""
 
+MARKER: Final = b"x-ring-marker"
+"""The header of a message that marks the end of a shard's generation; its value is that generation's number."""
+
 DELIVERY_COUNTS: Final = frozenset({b"x-acquired-count", b"x-delivery-count"})
 """The headers in which a quorum queue says how often it has delivered a message."""
 
@@ -215,6 +218,20 @@ def times_redelivered(data: bytes, start: int, end: int) -> int:
         return max((table.integer_of(data, field) for field in found if field.name in DELIVERY_COUNTS), default=0)
     except Fault:
         return 0
+
+
+def is_marker(data: bytes, start: int, end: int) -> bool:
+    """Return whether a content header has an integer as MARKER; not of a stamped message, which a ring has routed."""
+    if data.find(MARKER, start, end) < 0:
+        return False
+    try:
+        _, first, stop = parts(data, start, end)
+        field = table.find(data, first, stop, MARKER)
+        if field is None or not table.is_integer(field):
+            return False
+        return table.find(data, first, stop, STAMP_EXCHANGE) is None
+    except Fault:
+        return False
 
 
 def ring_id_in(data: bytes, start: int, end: int) -> int | None:

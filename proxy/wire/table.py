@@ -24,6 +24,7 @@ _INTEGERS = dict(zip(b"bBsuIilLT", (">b", ">B", ">h", ">H", ">i", ">I", ">q", ">
 _FORMATS = _INTEGERS | dict(zip(b"fdt", (">f", ">d", ">?"), strict=True))
 """The `struct` formats of all types whose value is one number or truth value."""
 _DECIMAL: Final = ord("D")
+_TIMESTAMP: Final = ord("T")
 _ARRAY: Final = ord("A")
 _TABLE: Final = ord("F")
 
@@ -102,6 +103,11 @@ def integer_of(data: bytes, field: Field) -> int:
     """Return the value of an integer; 0 for a value of another type."""
     form = _INTEGERS.get(field.kind)
     return int(unpack_from(form, data, field.value)[0]) if form is not None else 0
+
+
+def is_integer(field: Field) -> bool:
+    """Return whether a value is an integer. A timestamp is none."""
+    return field.kind in _INTEGERS and field.kind != _TIMESTAMP
 
 
 def hashed_bytes(data: bytes, field: Field) -> bytes | None:

@@ -11,5 +11,6 @@ and `GroupInterceptor` (`interceptor.py`) is what the session's loops over frame
 | the group decides what a member does | `attendant.py`, which has the event loop, has `actions.py` do it |
 | a link opens, leaves and ends | `links.py`, by the table of `proxy/groups/model.py` |
 | a delivery comes | `deliver.py` gives it the client's tag, and `tags.py` remembers whose it is |
+| a marker comes, as the shard's generation ends | `markers.py` hides it, and lets the link go |
 | the client acks, rejects or returns it | `settle.py` sends that on the hidden channel that the tag stands for |
 """

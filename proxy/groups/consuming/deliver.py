@@ -13,7 +13,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mmh3 import hash_bytes
 
 from proxy.groups.attempts import Attempt
-from proxy.groups.consuming import answers, letters, links, retries
+from proxy.groups.consuming import answers, letters, links, markers, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.series import MOST_BYTES, Held
 from proxy.groups.consuming.tags import MOST_UNACKED, Numbering
@@ -116,6 +116,8 @@ def whole(  # noqa: C901 - one loop, for speed
         names = i + 21 + data[i + 11]
         if stop > size or names + 2 > header:
             break
+        if not length and not data[names]:
+            break  # it may be a marker
         numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
         if link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
             break
@@ -163,25 +165,7 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
     if kind == METHOD:
         return _method(g, hidden, data, i, end)
     if kind == HEADER:
-        if hidden.left != -1:
-            raise Fault(UNEXPECTED_FRAME, f"a content header without its method on channel {hidden.number}")
-        hidden.left = u64(data, i + 11)
-        if not hidden.passing:
-            if not hidden.frame:
-                return b""
-            hidden.header = data[i:end]
-            # Its body must come whole, too.
-            g.c.republishing.gathering += hidden.left > 0
-            return b"" if hidden.left else _arrived(g, hidden)
-        _out.truncate(0)
-        _look(g, hidden.consumer)
-        _write(g, hidden, hidden.frame, 0, len(hidden.frame), data, i, end)
-        hidden.frame = b""
-        if hidden.numbering.full:
-            _refuse(g, hidden.numbering)
-        if not hidden.left:
-            hidden.end()
-        return _out.getvalue()
+        return _header(g, hidden, data, i, end)
     hidden.body(end - i - OVERHEAD)
     if hidden.header:
         hidden.bodies.append(data[i:end])
@@ -189,6 +173,35 @@ def hidden_frame(g: Consuming, hidden: HiddenChannel, kind: int, data: bytes, i:
             g.c.republishing.gathering -= 1
             return _arrived(g, hidden)
     return b""
+
+
+def _header(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
+    """Take a content header; return what the client gets in place of it and of its method.
+
+    Raises Fault for a content header without its method.
+    """
+    if hidden.left != -1:
+        raise Fault(UNEXPECTED_FRAME, f"a content header without its method on channel {hidden.number}")
+    hidden.left = u64(data, i + 11)
+    if not hidden.left and hidden.frame and markers.is_marker(hidden.frame, data, i, end):
+        markers.take(g, hidden)
+        return b""
+    if not hidden.passing:
+        if not hidden.frame:
+            return b""
+        hidden.header = data[i:end]
+        # Its body must come whole, too.
+        g.c.republishing.gathering += hidden.left > 0
+        return b"" if hidden.left else _arrived(g, hidden)
+    _out.truncate(0)
+    _look(g, hidden.consumer)
+    _write(g, hidden, hidden.frame, 0, len(hidden.frame), data, i, end)
+    hidden.frame = b""
+    if hidden.numbering.full:
+        _refuse(g, hidden.numbering)
+    if not hidden.left:
+        hidden.end()
+    return _out.getvalue()
 
 
 def _arrived(g: Consuming, hidden: HiddenChannel) -> bytes:

@@ -76,7 +76,7 @@ def let_go(g: Consuming, member: Member, shard: str) -> None:
     link = member.links.get(shard)
     hidden = _channel_of(g, link) if link is not None else None
     if link is not None and hidden is not None:
-        g.due.append(_let_go(g, hidden, link))
+        g.due.append(end_when_settled(g, hidden, link))
 
 
 def give_up(g: Consuming, member: Member, shard: str) -> None:
@@ -96,7 +96,8 @@ def settled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
     return acks + enter(g, hidden, link, event)
 
 
-def _let_go(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
+def end_when_settled(g: Consuming, hidden: HiddenChannel, link: Link) -> bytes:
+    """Let a link go; return what ends it if the client holds nothing of it, and what else the broker is to get."""
     return enter(g, hidden, link, LinkEvent.LET_GO) + settled(g, hidden, link)
 
 
@@ -219,7 +220,7 @@ def leave(g: Consuming, consumer: Consumer) -> None:
         if hidden.link is None:
             close(g, hidden)
         else:
-            g.due.append(_let_go(g, hidden, hidden.link))
+            g.due.append(end_when_settled(g, hidden, hidden.link))
 
 
 def forget(g: Consuming, consumer: Consumer) -> None:

@@ -207,7 +207,8 @@ class Window:
     """The messages of one link that are not settled. Each key is in one window, as it is in one shard."""
 
     __slots__ = (
-        "acked", "answered", "aside", "came", "held", "last", "low", "newest", "number", "overdue", "series", "waiting",
+        "acked", "answered", "aside", "came", "held", "last", "low", "marker", "newest", "number", "overdue", "series",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, series: "Series", number: int) -> None:
@@ -229,6 +230,8 @@ class Window:
         """A delivery tag below which nothing is held."""
         self.newest = 0
         """The highest delivery tag that came."""
+        self.marker = 0
+        """The delivery tag of the first marker that came, which no ack may take in; 0 if none has."""
         self.acked: list[int] = []
         """The delivery tags of which the broker has yet to get an ack."""
         self.answered = False
@@ -237,10 +240,10 @@ class Window:
     def take_acked(self) -> tuple[int, list[int]]:
         """Return the acks that are due: of all up to a delivery tag, and of single ones; the tag is 0 for none.
 
-        Call it only as long as all that the broker has delivered and that is not answered is held.
+        Call it only as long as all that the broker has delivered and that is not answered is held, but for markers.
         """
         held, low, newest = self.held, self.low, self.newest
-        while low <= newest and low not in held:
+        while low <= newest and low not in held and low != self.marker:
             low += 1
         self.low = low
         upto, below, single = 0, 0, list[int]()

@@ -7,7 +7,7 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.groups.consuming import deliver, links, retries
+from proxy.groups.consuming import deliver, links, markers, retries
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel, Requeued
 from proxy.groups.consuming.series import Held, HeldState
 from proxy.groups.consuming.tags import Delivery, Numbering, TaggedSource, numbering_of
@@ -193,7 +193,7 @@ def gathered(g: Consuming) -> bytes:
     frames: list[bytes] = []
     consumers: dict[Consumer, None] = {}
     for hidden in g.answered:
-        frames.append(hidden.take_acks())
+        frames.append(hidden.take_acks() + markers.end_if_drained(g, hidden))
         consumers[hidden.consumer] = None
         if hidden.window is not None:
             hidden.window.answered = False
@@ -268,7 +268,7 @@ def dead_lettered(g: Consuming, held: Held, *, is_confirmed: bool) -> None:
         g.retrying[consumer] = None
     else:
         held.window.series.settle(held)  # the link's end returns it
-    g.c.to_broker.insert(frames + _end(g, source))
+    g.c.to_broker.insert(frames + _end(g, source) + markers.end_if_drained(g, source))
     _go_on(g, consumer)
     g.c.to_broker.flush()
 
@@ -276,7 +276,8 @@ def dead_lettered(g: Consuming, held: Held, *, is_confirmed: bool) -> None:
 def skip(g: Consuming, hidden: HiddenChannel, held: Held) -> None:
     """Have the broker get an ack for a message that no client works on: it is lost, and its key goes on."""
     retries.settled(hidden, held)
-    g.c.to_broker.insert(_answer(g, hidden, held.tag, BASIC_ACK, 0, requeued=False))
+    answer = _answer(g, hidden, held.tag, BASIC_ACK, 0, requeued=False)
+    g.c.to_broker.insert(answer + markers.end_if_drained(g, hidden))
 
 
 def _await_return(g: Consuming, source: HiddenChannel) -> None:

@@ -3,8 +3,9 @@
 from msgspec import UNSET
 
 from proxy.groups.beats import Beat, MemberBeat
+from proxy.groups.decide import Act, Step
 from proxy.groups.group import DECIDED_A_SECOND, Group, Tick
-from proxy.groups.model import Member
+from proxy.groups.model import Link, LinkEvent, LinkState, Member
 from proxy.groups.pauses import PauseOrder, Pauses, Verb
 from proxy.groups.peers import Question
 from proxy.groups.timing import ASK_AGAIN, BEAT, CALM, LATE, ORPHANED, PAUSES_WITHIN, SOON, between_news
@@ -200,3 +201,91 @@ def test_a_shard_is_no_orphan_as_soon_as_its_pause_is_over() -> None:
     ]
     assert len(made.decision.targets) == 2
     assert made.paused_shards == []
+
+
+def ended_at_a_marker(made: Group, shard: str, now: float) -> None:
+    """Have a link of the only member open, meet a marker, and end."""
+    (member,) = made.local.values()
+    link = member.links[shard] = Link(member, shard)
+    link.since = now
+    for event in (LinkEvent.WANT, LinkEvent.CONSUMING):
+        link.enter(event, now)
+        made.changed(member, now)
+    made.tick(now)
+    link.is_marked = True
+    for event in (LinkEvent.LET_GO, LinkEvent.SETTLED, LinkEvent.CLOSED):
+        link.enter(event, now)
+        made.changed(member, now)
+    made.tick(now)
+
+
+def test_a_shard_that_ended_at_a_marker_stays_its_owners_which_looks_again_after_longer_and_longer_pauses() -> None:
+    """Another member that opened a link meanwhile might do so as the queue is deleted."""
+    made = group(1)
+    made.heard(other("a"), NOW + SOON)
+    ticks(made, NOW + SOON, NOW + 1.0)
+    (shard,) = {name for name, target in made.decision.targets.items() if target == "m"}
+    now = NOW + 1.0
+    for length in (1, 2, 4):
+        ended_at_a_marker(made, shard, now)
+        ended, now = now, now + 0.01
+        while not (tick := made.tick(now)).steps:
+            if tick.beat is not None:
+                made.heard(tick.beat, now)
+                made.heard(other("a", number=int(now * 1000)), now)
+            if now < ended + length - 0.01:
+                (told,) = made.beat(now, is_full=True).told
+                link = told.links[shard]
+                assert (link.state, link.unacked, link.since) == (LinkState.LEAVING, 0, ended)
+                assert (told.refused, made.owned(is_first=False)) == (frozenset(), [shard])
+                assert made.decision.targets[shard] == "m"
+            now = max(made.due, now + 0.005)
+        assert tick.steps == [Step(Act.OPEN, "m", shard)]
+        assert length <= now - ended <= length + BEAT
+    assert made.moves == 1
+
+
+def test_a_member_that_has_left_does_not_hold_a_shard_that_ended_at_a_marker() -> None:
+    made = group(1)
+    (member,) = made.local.values()
+    ended_at_a_marker(made, "s0", NOW + 1.0)
+    member.links["other"] = Link(member, "other")
+    made.left(member, NOW + 1.0)
+    assert [dict(told.links) for told in made.beat(NOW + 1.0, is_full=True).told] == [{}]
+
+
+def test_a_shard_is_its_owners_from_the_end_of_a_link_at_a_marker_until_the_next_one_has_ended() -> None:
+    made = group(1)
+    (member,) = made.local.values()
+
+    def told() -> list[int]:
+        return [link.state for link in made.beat(NOW, is_full=True).told[0].links.values()]
+
+    link = member.links["s0"] = Link(member, "s0")
+    link.enter(LinkEvent.WANT, NOW)
+    link.enter(LinkEvent.CONSUMING, NOW)
+    link.is_marked = True
+    for event in (LinkEvent.LET_GO, LinkEvent.ACKED, LinkEvent.CONSUMING, LinkEvent.CLOSED):
+        link.enter(event, NOW)
+        assert told() == [LinkState.LEAVING], event
+    link = member.links["s0"] = Link(member, "s0")
+    link.enter(LinkEvent.WANT, NOW + 1)
+    assert told() == [LinkState.LEAVING]
+    link.enter(LinkEvent.CONSUMING, NOW + 1)
+    assert told() == [LinkState.OPEN]
+    link.enter(LinkEvent.REFUSED, NOW + 1)
+    assert (told(), member.endings) == ([], {})
+
+
+def test_a_member_forgets_the_pauses_of_a_shard_whose_queue_is_gone() -> None:
+    """A report would tell for ever of a consumer that is refused."""
+    made = group(2)
+    (member,) = made.local.values()
+    ended_at_a_marker(made, "s0", NOW + 1.0)
+    made.refused(member, "s0", "the broker has cancelled the consumer", NOW + 2.0)
+    made.refused(member, "s1", "403", NOW + 2.0)
+    made.missing("s0", NOW + 3.0)
+    assert member.pauses.keys() == {"s0", "s1"}
+    made.follow(["s1"], NOW + 4.0, NOW + 4.0)
+    assert member.pauses.keys() == {"s1"}
+    assert member.endings == {}

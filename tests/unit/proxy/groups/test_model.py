@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from proxy.groups.model import TABLE, Link, LinkAction, LinkEvent, LinkState, Member
-from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_LINK_PAUSE
+from proxy.groups.model import TABLE, Ending, Link, LinkAction, LinkEvent, LinkState, Member
+from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_ENDING, LONGEST_LINK_PAUSE
 
 
 def link(state: LinkState = LinkState.NONE, *, no_ack: bool = False) -> Link:
@@ -75,3 +75,46 @@ def test_a_pause_for_lack_of_room_is_over_as_soon_as_a_link_ends() -> None:
     assert {shard: pause.until for shard, pause in member.pauses.items()} == {"full": 10.5, "denied": 11.0}
     # It is no news that there is no room still.
     assert not member.refused("full", "no channel number is free", 10.6, lacked_room=True)
+
+
+def ended(member: Member, now: float, delivered: int = 0) -> None:
+    """Have a link of the member end at a marker, behind so many messages."""
+    its = member.links["s"] = Link(member, "s")
+    its.since = 1000.0
+    its.enter(LinkEvent.WANT, now)
+    its.enter(LinkEvent.CONSUMING, now)
+    its.delivered, its.is_marked = delivered, True
+    for event in (LinkEvent.LET_GO, LinkEvent.SETTLED):
+        its.enter(event, now)
+    assert "s" not in member.endings or member.endings["s"].until <= now
+    its.enter(LinkEvent.CLOSED, now)
+
+
+def test_the_pause_after_a_marker_begins_with_the_links_end_and_doubles_until_messages_have_come() -> None:
+    member = Member("m", "/", "orders", 1, b"tag")
+    now, lengths = 10.0, []
+    for _ in range(6):
+        ended(member, now)
+        ending = member.endings["s"]
+        assert ending == Ending(now + ending.length, ending.length, 1000.0)
+        lengths.append(ending.length)
+        now = ending.until
+    assert lengths[:3] == [FIRST_LINK_PAUSE, 2 * FIRST_LINK_PAUSE, 4 * FIRST_LINK_PAUSE]
+    assert lengths[-1] == LONGEST_ENDING
+    ended(member, now, delivered=1)
+    assert member.endings["s"].length == FIRST_LINK_PAUSE
+    assert member.pauses == {}
+    member.refused("s", "403", now)
+    member.forget("s")
+    assert (member.endings, member.pauses) == ({}, {})
+
+
+@pytest.mark.parametrize("event", [LinkEvent.GIVE_UP, LinkEvent.CANCELLED, LinkEvent.REFUSED, LinkEvent.LOST])
+def test_a_link_by_which_a_marker_came_is_followed_by_a_pause_whatever_ends_it(event: LinkEvent) -> None:
+    its = link(LinkState.OPEN)
+    its.is_marked = True
+    its.enter(event, 5.0)
+    if its.state == LinkState.CLOSING:
+        assert its.member.endings == {}
+        its.enter(LinkEvent.CLOSED, 5.0)
+    assert its.member.endings["s"].until == 5.0 + FIRST_LINK_PAUSE

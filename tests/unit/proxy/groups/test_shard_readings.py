@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from proxy.groups.consuming.links import PRIORITY
 from proxy.groups.lag import Lag
 from proxy.groups.shard_readings import (
+    GENERATION_TAG,
     PRIORITIES_FOR,
     judge,
     mixed,
@@ -63,6 +65,13 @@ def test_why_a_group_is_not_exact(answer: dict[str, Any], reason: str) -> None:
     seen = judge({"s": parse_shard("s", answer, V43, 1.0)})
     (told,) = seen.reasons
     assert reason in told
+
+
+@pytest.mark.parametrize("arguments", [{}, [], {"x-priority": PRIORITY}])
+def test_the_consumer_of_the_command_that_ends_a_generation_is_no_stranger(arguments: object) -> None:
+    command = {"consumer_tag": f"{GENERATION_TAG}.2", "arguments": arguments}
+    shard = parse_shard("s", {**GOOD, "consumer_details": [LINK, command]}, V43, 1.0)
+    assert (shard.consumers, shard.direct) == (2, 0)
 
 
 @pytest.mark.parametrize(

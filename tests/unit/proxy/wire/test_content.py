@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire import content
-from proxy.wire.content import STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES, Stamps, stamp_of_exchange
+from proxy.wire.content import MARKER, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES, Stamps, stamp_of_exchange
 from proxy.wire.frames import Fault
 from ring.hashed import HashedValue
 from tests.unit.proxy.session.wire import entry, long_string, short
@@ -85,6 +85,30 @@ def test_headers_without_all_three_are_none_of_ours(table: bytes) -> None:
     data = pack(">HHQHI", 60, 0, 0, 1 << 13, len(table)) + table
     assert content.stamps_in(data, 0, len(data)) is None
     assert content.stamps_in(pack(">HHQH", 60, 0, 0, 0), 0, 14) is None
+
+
+ENDING = entry(MARKER, b"I", pack(">i", 1))
+
+
+@pytest.mark.parametrize(
+    ("table", "is_marker"),
+    [
+        pytest.param(ENDING, True, id="alone"),
+        pytest.param(long_string(b"a", b"x-ring-marker") + ENDING + entry(b"b", b"V", b""), True, id="among others"),
+        pytest.param(entry(MARKER, b"T", pack(">Q", 1)), False, id="a time"),
+        pytest.param(long_string(MARKER, b"1"), False, id="a text"),
+        pytest.param(long_string(MARKER, b"1") + ENDING, False, id="the first of two counts"),
+        pytest.param(long_string(b"a", ENDING), False, id="in a text"),
+        pytest.param(OURS + ENDING, False, id="a message that a ring has routed"),
+        pytest.param(ENDING[:-1], False, id="cut"),
+        pytest.param(ENDING + b"\x09", False, id="a broken field behind it"),
+        pytest.param(b"", False, id="nothing"),
+    ],
+)
+def test_which_headers_make_a_marker(table: bytes, is_marker: bool) -> None:
+    data = pack(">HHQHI", 60, 0, 0, 1 << 13, len(table)) + table
+    assert content.is_marker(b"x" + data + b"\xce", 1, 1 + len(data)) is is_marker
+    assert not content.is_marker(pack(">HHQH", 60, 0, 0, 0) + ENDING, 0, 14 + len(ENDING))
 
 
 @given(st.binary(max_size=60), st.integers(0, 20))
