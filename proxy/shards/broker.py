@@ -16,6 +16,7 @@ from proxy.process.amqp_client import connect
 from proxy.settings.config import Settings
 from proxy.settings.connection_faults import in_words
 from proxy.settings.files import Files
+from proxy.settings.parse import Address
 from proxy.shards.plan import LOCK_QUEUE
 from proxy.shards.reading import read_state
 from proxy.shards.state import State
@@ -140,8 +141,8 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
     async with AsyncExitStack() as stack:
         all_held = {}
         for vhost in sorted(set(vhosts)):
-            connection = await _connect(broker, vhost, purpose)
-            stack.push_async_callback(_close, connection)
+            connection = await connected_to(broker, vhost, purpose, broker.settings.brokers)
+            stack.push_async_callback(let_go, connection)
             all_held[vhost] = held = await _acquire_lock(broker, connection, vhost)
             # RabbitMQ deletes it some time after the connection has closed, and whoever comes next need not wait.
             stack.push_async_callback(_release_lock, held.queue)
@@ -197,12 +198,12 @@ async def _release_lock(queue: AbstractQueue) -> None:
         await _answered(queue.delete(if_unused=False, if_empty=False), _CLOSED_WITHIN)
 
 
-async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnection:
+async def connected_to(broker: Broker, vhost: str, purpose: str, addresses: Iterable[Address]) -> AbstractConnection:
     """Return a connection to the first node that takes one. Raises OSError."""
     settings, files, faults = broker.settings, broker.files, []
     login = files.broker_login()
     name = f"ring-proxy topology {purpose}: {socket.gethostname()}, process {os.getpid()}"
-    for address in settings.brokers:
+    for address in addresses:
         context = files.broker_tls() if files.broker_tls is not None else None
         opening = connect(address, login, vhost, context, name, heartbeat=_HEARTBEAT)
         try:
@@ -211,7 +212,7 @@ async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnecti
             faults.append(f"{address}: {in_words(error)}")
         else:
             if why := broker.identity.mismatch(_cluster_of(connection)):
-                await _close(connection)
+                await let_go(connection)
                 raise OSError(f"broker_url: {why}")
             await files.follow(connection, login)
             return connection
@@ -226,7 +227,7 @@ def _cluster_of(connection: AbstractConnection) -> str | None:
     return cluster.decode() if isinstance(cluster, bytes) else cluster
 
 
-async def _close(connection: AbstractConnection) -> None:
+async def let_go(connection: AbstractConnection) -> None:
     with contextlib.suppress(Exception):
         await _answered(connection.close(), _CLOSED_WITHIN)
 

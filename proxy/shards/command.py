@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
-from proxy.settings.parse import ConfigError, parse_number
+from proxy.settings.parse import Address, ConfigError, parse_address, parse_number
 from proxy.shards import plan_text
 from proxy.shards.apply import StoppedError, apply
 from proxy.shards.broker import LockedError, LockLostError, locked, reached
@@ -19,8 +19,10 @@ from proxy.shards.document import DocumentError, load
 from proxy.shards.export import ExportError, export
 from proxy.shards.fence import fence
 from proxy.shards.fleet import FleetError
+from proxy.shards.generation import standing
 from proxy.shards.journal import JournalError, moved_of_plan
 from proxy.shards.plan import Plan, make_plan
+from proxy.shards.reshard import Manner, abort, reshard
 from proxy.shards.retire import Retirement, retire
 from proxy.shards.retire_group import GroupRetirement, retire_group
 from proxy.shards.retirement import RetireError
@@ -124,6 +126,8 @@ async def _check(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _apply(settings: Settings, options: argparse.Namespace) -> int:
+    if options.ordered or options.abort:
+        return await _apply_ordered(settings, options)
     if options.watch:
         install(settings.log_level, settings.log_format)
         catch_all()
@@ -144,6 +148,36 @@ async def _apply(settings: Settings, options: argparse.Namespace) -> int:
         _tell(f"take care: {warning}")
     _tell(f"{len(plan.steps)} steps done" if plan.steps else "nothing to do")
     return 0
+
+
+async def _apply_ordered(settings: Settings, options: argparse.Namespace) -> int:
+    if options.watch:
+        _complain("--watch: it does not go with --ordered, whose changes are begun by hand")
+        return FAILED
+    document = load(options.file)
+    manner = Manner(options.sidecar, options.no_sidecars, dict(options.node), options.timeout, options.unconfirmed)
+    async with (
+        reached(settings) as broker,
+        locked(broker, (exchange.vhost for exchange in document), "apply --ordered") as lock,
+    ):
+        for exchange in document:
+            if options.abort:
+                await abort(broker, lock, exchange, _tell)
+            else:
+                await reshard(broker, lock, exchange, manner, _tell)
+    return 0
+
+
+async def _status(settings: Settings, options: argparse.Namespace) -> int:
+    vhost = options.vhost or settings.default_vhost
+    async with reached(settings) as broker:
+        state = (await broker.states([vhost]))[vhost]
+    if options.exchange not in state.exchanges:
+        _complain(f"virtual host {vhost!r} has no exchange {options.exchange!r}")
+        return FAILED
+    for line in standing(options.exchange, state):
+        _say(line)
+    return CHANGES if len(state.generations(options.exchange)) > 1 else 0
 
 
 async def _export(settings: Settings, options: argparse.Namespace) -> int:
@@ -180,6 +214,18 @@ def _add_apply(command: argparse.ArgumentParser) -> None:
     _add_file(command)
     text = "go on until SIGTERM: look every sync_interval, and give nodes that have joined their shards"
     command.add_argument("--watch", action="store_true", help=text)
+    text = (
+        "change the number of shards, or their weights, with each key's order kept, by a new generation of shards that "
+        "groups consume once the old ones are drained"
+    )
+    command.add_argument("--ordered", action="store_true", help=text)
+    text = "take back a generation that --ordered has begun to make, as long as no sidecar routes by it"
+    command.add_argument("--abort", action="store_true", help=text)
+    text = "with --ordered, go on though clients publish without confirms, whose late messages may come out of order"
+    command.add_argument("--unconfirmed", action="store_true", help=text)
+    text = "with --ordered, where a node of the cluster takes AMQP, if not at the host in its name"
+    command.add_argument("--node", metavar="NODE=HOST:PORT", action="append", type=_node, default=[], help=text)
+    _add_fleet(command)
 
 
 def _add_plan(command: argparse.ArgumentParser) -> None:
@@ -196,14 +242,30 @@ def _add_retire(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keep", action="store_true", help="take the shard off the ring, and leave its queues with their messages"
     )
+    _add_fleet(command)
+
+
+def _add_fleet(command: argparse.ArgumentParser) -> None:
+    """Add the arguments by which the sidecars of a fleet are asked."""
     text = (
         "admin listener of a sidecar that does not answer at its host and the default port; may be given several times"
     )
     command.add_argument("--sidecar", metavar="URL", action="append", default=[], help=text)
     text = "go on though no sidecar is connected to the cluster"
     command.add_argument("--no-sidecars", action="store_true", help=text)
-    text = f"seconds to wait for the sidecars, and again for the queues to be empty (default: {_PATIENCE:g})"
+    text = f"seconds to wait for the sidecars, and to retire a shard again for its queues (default: {_PATIENCE:g})"
     command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
+
+
+def _node(text: str) -> tuple[str, Address]:
+    """Return a node and its address. Raises ArgumentTypeError."""
+    name, equals, address = text.partition("=")
+    try:
+        if not equals or "@" not in name:
+            raise ConfigError(f"{text!r} is not NODE=HOST:PORT, such as rabbit@a=10.0.0.1:5672")
+        return name, parse_address(address)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_retire_group(command: argparse.ArgumentParser) -> None:
@@ -276,6 +338,13 @@ PARTS = (
         _add_retire_group,
         "take a group of an exchange away: unbind its queues, wait until they are empty, and delete them",
         {0: "the group is gone, or with --keep gets no more messages"},
+    ),
+    Part(
+        "status",
+        _status,
+        _add_export,
+        "show which generation of shards an exchange has, and how far a change to another one is",
+        {0: "no change is under way", 1: "a change is under way"},
     ),
     Part(
         "export",

@@ -6,7 +6,7 @@ ring that loses nothing, and the steps that are then computed anew end the same.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
@@ -70,20 +70,41 @@ class Difference:
 
 
 def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset()) -> Difference:
-    """Return how an exchange of a file differs from what exists in its virtual host.
+    """Return how an exchange of a file differs from what exists in its virtual host, in the generation that is there.
 
     `beside` are the names of the exchanges that the file makes in that virtual host.
+    """
+    found = state.generations(exchange.name)
+    if found:
+        exchange = replace(exchange, generation=max(found), made_with=state.made_with(exchange.name, max(found)))
+    return compare_generation(exchange, state, beside, is_changing=len(found) > 1)
+
+
+def compare_generation(
+    exchange: Sharded,
+    state: State,
+    beside: frozenset[str] = frozenset(),
+    *,
+    is_changing: bool = False,
+    is_new: bool = False,
+) -> Difference:
+    """Return how one generation of an exchange differs from what exists.
+
+    With `is_changing` nothing may be changed, since another generation is being made. With `is_new` it is this one: no
+    group may consume its shards yet.
     """
     before = state.weights(exchange.name)
     bound = [state.behind(each.destination) for each in state.bindings.get(exchange.name, ())]
     existing = [number for destination in bound if (number := _number_of(exchange, destination)) is not None]
     shards = exchange.shards(existing, len(state.nodes))
-    comparison = _Comparison(exchange, shards, state, beside)
+    comparison = _Comparison(exchange, shards, state, beside, is_new=is_new)
     comparison.run()
+    if is_changing:
+        comparison.refuse_while_changing()
     retiring = {
         d: w for d, w in before.items() if d.kind == "queue" and exchange.number_of(d.name) in exchange.retiring
     }
-    after = retiring | {Destination("queue", shard.queue): shard.weight for shard in shards}
+    after = retiring | {Destination("queue", shard.place): shard.weight for shard in shards}
     phases = comparison.phases()
     if len(after) == 1 and not phases[_BOUND]:
         # The weight of the only shard is never changed.
@@ -111,8 +132,10 @@ def _number_of(exchange: Sharded, destination: Destination) -> int | None:
 class _Comparison:
     """One comparison: what it has found so far, sorted by the phases in which the steps are taken."""
 
-    def __init__(self, exchange: Sharded, shards: Sequence[Shard], state: State, beside: frozenset[str]) -> None:
-        self.exchange, self.shards, self.state, self.beside = exchange, shards, state, beside
+    def __init__(
+        self, exchange: Sharded, shards: Sequence[Shard], state: State, beside: frozenset[str], *, is_new: bool
+    ) -> None:
+        self.exchange, self.shards, self.state, self.beside, self.is_new = exchange, shards, state, beside, is_new
         self.refusals: list[str] = []
         self.warnings: list[str] = []
         self._queues: list[Step] = []
@@ -129,7 +152,7 @@ class _Comparison:
             for each in bindings:
                 if each.destination.kind == "queue":
                     self._sources.setdefault(each.destination.name, set()).add(source)
-        self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
+        self._by_lane = {shard.lane: Destination("queue", shard.place) for shard in shards if shard.lane is not None}
 
     def phases(self) -> tuple[tuple[Step, ...], ...]:
         bound = [*self._added, *self._replaced]
@@ -164,6 +187,14 @@ class _Comparison:
 
     def _warn(self, subject: str, why: str) -> None:
         self.warnings.append(f"{self.exchange.place}: {subject} {why}")
+
+    def refuse_while_changing(self) -> None:
+        """Refuse all changes, since a new generation of shards is being made."""
+        self._refuse(
+            "shards:",
+            f"generation {self.exchange.generation} is being made; end that first, with the file that it was begun "
+            "with: ring-proxy topology apply --ordered",
+        )
 
     def _ring(self) -> None:
         wanted = self.exchange
@@ -354,10 +385,8 @@ class _Comparison:
         self._overtaken += [_unbinding(lane, each) for each in ways]
 
     def _kept_promise(self, shard: Shard) -> Promise | None:
-        """Return the promise that the ring's binding to a shard's lane makes now; None if it makes none."""
-        bindings = self.state.bindings.get(self.exchange.name, ())
-        promises = (each.promise for each in bindings if each.destination == Destination("exchange", shard.lane or ""))
-        return next((each for each in promises if each is not None), None)
+        """Return the promise that the ring's bindings to a shard's lane make now; None if they make none."""
+        return self.state.promise(self.exchange.name, shard.lane) if shard.lane is not None else None
 
     def _promise(self, shard: Shard) -> Promise | None:
         """Return the promise that the ring's binding to a shard's lane should make; None if it should make none."""
@@ -372,7 +401,7 @@ class _Comparison:
 
         The fan stays when the last group but the exchange's own has gone: no change is needed where nothing is wrong.
         """
-        fan = Destination("exchange", f"{self.exchange.name}.fan.{shard.number}")
+        fan = Destination("exchange", f"{self.exchange.name}.fan.{self.exchange.label(shard.number)}")
         queue = Destination("queue", shard.queue)
         fanned = {each.destination for each in self.state.bindings.get(fan.name, ())}
         return queue in fanned and {each.destination for each in bound} == {fan}
@@ -409,14 +438,14 @@ class _Comparison:
 
     def _bindings(self) -> None:
         by_queue: dict[Destination, list[FoundBinding]] = {}
-        for found in self.state.bindings.get(self.exchange.name, ()):
+        for found in self.state.of_generation(self.exchange.name, self.exchange.generation):
             by_queue.setdefault(self._queue_of(found.destination), []).append(found)
-        wanted = {Destination("queue", shard.queue) for shard in self.shards}
+        wanted = {Destination("queue", shard.place) for shard in self.shards}
         for destination in by_queue.keys() - wanted:
             self._stranger(destination)
         alone = len(by_queue) == 1 and len(wanted) == 1
         for shard in self.shards:
-            self._placed(shard, by_queue.get(Destination("queue", shard.queue), []), alone)
+            self._placed(shard, by_queue.get(Destination("queue", shard.place), []), alone)
 
     def _queue_of(self, destination: Destination) -> Destination:
         """Return the queue that a binding of the ring is for: of a wanted lane without bindings that of its shard."""
@@ -437,6 +466,13 @@ class _Comparison:
                 f"{destination}",
                 f"is bound to exchange {name!r} and is not a shard of this file; name it in an "
                 "[[exchange.shard]], or unbind it",
+            )
+            return
+        if self.exchange.generation > 1:
+            self._refuse(
+                "shards:",
+                f"shard {number} exists, {destination}, and is not in the file; the shards of a later generation "
+                "change with: ring-proxy topology apply --ordered",
             )
             return
         key = "shards" if self.exchange.numbers is not None else "shards_per_node"
@@ -464,6 +500,9 @@ class _Comparison:
         others = [each for each in found if each.destination != destination]
         name = self.exchange.name
         promise = self._promise(shard)
+        if self.exchange.generation > 1 and shard.promise is not None:
+            self._placed_later(shard, shard.promise, kept)
+            return
         told = all(each.promise == promise for each in kept)
         if self.exchange.type == MODULUS_HASH:
             self._bound_often(shard, destination, kept, promise)
@@ -487,6 +526,24 @@ class _Comparison:
                 "ring of it: stop the publishers, unbind it, and apply",
             )
         self._replaced += [_unbinding(name, each) for each in others]
+
+    def _placed_later(self, shard: Shard, promise: Promise, kept: Sequence[FoundBinding]) -> None:
+        """Compare the bindings of the ring to one shard of a later generation.
+
+        A further binding promises more groups, and none is replaced: x-consistent-hash would drop the lane.
+        """
+        name, lane = self.exchange.name, Destination("exchange", str(shard.lane))
+        kept_promise = self._kept_promise(shard)
+        if self.is_new:
+            promise = promise._replace(groups=())
+        if not kept or (not self.is_new and kept_promise != promise):
+            self._added.append(Bind(name, lane, str(shard.weight), promise))
+        if kept and {each.key for each in kept} != {str(shard.weight)}:
+            self._refuse(
+                f"shard {shard.number}:",
+                f"its weight is {kept[0].key}, and not {shard.weight}; weights of a later generation change with: "
+                "ring-proxy topology apply --ordered",
+            )
 
     def _bound_often(
         self, shard: Shard, destination: Destination, kept: Sequence[FoundBinding], promise: Promise | None

@@ -69,6 +69,10 @@ class Answer:
     """Why there is no usable answer; empty if there is one."""
     id: str = ""
     """The id of the process that has answered; empty if there is no usable answer, or if it has none."""
+    unsettled: int | None = None
+    """How many of its publishes went by an earlier ring and are not settled; None if it does not tell."""
+    unconfirmed: int | None = None
+    """How many of its channels publish to the exchange without confirms; None if it does not tell."""
 
 
 async def connected(api: Management, vhost: str) -> Inventory:
@@ -133,7 +137,12 @@ async def _ask(client: aiohttp.ClientSession, sidecar: str, vhost: str, exchange
         return Answer(sidecar, None, " ".join(str(error).split()) or type(error).__name__)
     if not isinstance(told, Mapping) or "passed" not in told:
         return Answer(sidecar, None, "not a sidecar's answer")
-    return Answer(sidecar, None if told["passed"] else told.get("ring"), "", process)
+    before, unconfirmed = (_number(told.get(name)) for name in ("unsettled_before", "unconfirmed"))
+    return Answer(sidecar, None if told["passed"] else told.get("ring"), "", process, before, unconfirmed)
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 async def ask_all(api: Management, named: Sequence[str], vhost: str, exchange: str) -> list[Answer]:
@@ -192,3 +201,28 @@ async def disagreement(api: Management, named: Sequence[str], vhost: str, exchan
         if answer.fault or answer.ring not in (None, wanted)
     ]
     return ", ".join(behind)
+
+
+async def unsettled(
+    api: Management, named: Sequence[str], vhost: str, exchange: str, wanted: str, *, unconfirmed: bool = False
+) -> str:
+    """Return which sidecars do not route by the wanted ring, or have publishes by an earlier one that are not settled.
+
+    The text is empty if none is so. A sidecar whose clients publish without confirms does not know what is settled, so
+    it is named unless `unconfirmed` says that it does not matter. Raises FleetError, ManagementError or TopologyError.
+    """
+    found = []
+    for answer in await ask_all(api, named, vhost, exchange):
+        if answer.fault:
+            found.append(f"{answer.sidecar} ({answer.fault})")
+        elif answer.ring is None:
+            continue  # The exchange does not exist to it, or it passes what comes to the exchange itself.
+        elif answer.ring != wanted:
+            found.append(f"{answer.sidecar} (ring {answer.ring})")
+        elif answer.unsettled is None:
+            found.append(f"{answer.sidecar} (does not tell what is unsettled: of an older release, or it cannot count)")
+        elif answer.unsettled:
+            found.append(f"{answer.sidecar} ({answer.unsettled} publishes by an earlier ring are not settled)")
+        elif answer.unconfirmed and not unconfirmed:
+            found.append(f"{answer.sidecar} ({answer.unconfirmed} channels publish without confirms)")
+    return ", ".join(found)

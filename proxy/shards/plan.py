@@ -194,7 +194,8 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
             lanes += [_numbered(f"{each.exchange.name}.lane.", name) for name in names]
             queues += [_numbered(f"{each.exchange.name}.", name) for name in _queues(each, states[vhost], destinations)]
             for shard in each.shards:
-                queues += [_numbered(f"{name.rpartition('.')[0]}.", name) for name in shard.queues[1:]]
+                label = each.exchange.label(shard.number)
+                queues += [_numbered(name.removesuffix(label), name) for name in shard.queues[1:]]
                 fans += [_numbered(f"{each.exchange.name}.fan.", shard.fan)] if shard.fan is not None else []
             # A fan stays when the last group but the exchange's own has gone, until its shard is retired.
             left = (states[vhost].lane(name).fan for name in names)
@@ -264,9 +265,12 @@ def _permission(vhost: str, user: str, configure: list[str], write: list[str], r
 def _numbered(prefix: str, name: str) -> str:
     """Return a regular expression for the name of a shard's queue or lane.
 
-    A name that is `prefix` and a number stands for all numbers, so that shards to come need no further right.
+    A name that is `prefix` and a number stands for all numbers, so that shards to come need no further right. In a
+    later generation it stands for all numbers of all generations.
     """
-    number = name.removeprefix(prefix)
-    if number != name and re.fullmatch("[1-9][0-9]*", number):
+    label = name.removeprefix(prefix)
+    if label != name and re.fullmatch("[1-9][0-9]*", label):
         return escaped(prefix) + "[0-9]+"
+    if label != name and re.fullmatch("g[1-9][0-9]*[.][1-9][0-9]*", label):
+        return escaped(prefix) + "(g[0-9]+\\.)?[0-9]+"
     return escaped(name)

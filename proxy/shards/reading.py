@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, neither
 from proxy.topology.answers import TopologyError
-from proxy.topology.bindings import GROUPS_ARGUMENT, SHARD_ARGUMENT, promise_of
+from proxy.topology.bindings import GENERATION_ARGUMENT, GROUPS_ARGUMENT, SHARD_ARGUMENT, SHARDS_ARGUMENT, promise_of
 from proxy.topology.management import Management, ManagementError
 from ring.destination import Destination, Kind
 
@@ -51,7 +51,7 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
     bindings: dict[str, list[FoundBinding]] = {}
     for item in await _listed(api, "bindings", vhost, _BINDINGS):
         destination = Destination(_kind(item), _text(item, "destination"))
-        promise = promise_of(*map(_table(item, "arguments").get, (SHARD_ARGUMENT, GROUPS_ARGUMENT)))
+        promise = promise_of(*map(_table(item, "arguments").get, _PROMISING))
         found = FoundBinding(destination, _text(item, "routing_key"), _text(item, "properties_key"), promise)
         bindings.setdefault(_text(item, "source"), []).append(found)
     by_default = {binding.destination.name for binding in bindings.pop("", ())}
@@ -77,6 +77,7 @@ _QUEUES = (
     *("name", "type", "durable", "auto_delete", "exclusive", "arguments", "effective_policy_definition"),
     *("messages", "messages_ready", "messages_unacknowledged", "leader", "node", "members", "state"),
 )
+_PROMISING = (SHARD_ARGUMENT, GROUPS_ARGUMENT, GENERATION_ARGUMENT, SHARDS_ARGUMENT)
 _BINDINGS = ("source", "destination", "destination_type", "routing_key", "properties_key", "arguments")
 
 

@@ -32,6 +32,11 @@ class Shard(NamedTuple):
     """The arguments of the ring's binding to the lane; None without a fan."""
 
     @property
+    def place(self) -> str:
+        """The name of the shard on the ring: that of its queue in the exchange's first generation."""
+        return self.promise.shard if self.promise is not None else self.queue
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """The queues of the shard, that of the exchange's own group first."""
         further = self.promise.queues - {self.queue} if self.promise is not None else ()
@@ -74,38 +79,56 @@ class Sharded:
     queue_arguments: Arguments = field(default_factory=dict)
     own: Mapping[int, OwnTerms] = field(default_factory=dict)
     """The terms of the shards that have an `[[exchange.shard]]`, by the number of the shard."""
+    generation: int = 1
+    """The generation of the shards, which no file says: queues and lanes of a later one have it in their names."""
+    made_with: int = 0
+    """How many shards a later generation was made with; 0 for the first one."""
+
+    @property
+    def has_own_names(self) -> bool:
+        """Whether every shard has the names that a later generation gives it: none has a queue or a lane of its own."""
+        return self.lanes and all(terms.queue is None and terms.lane is None for terms in self.own.values())
+
+    def label(self, number: int) -> str:
+        """Return the end of the names of a shard's queue and lane, such as `3`, or `g2.3` in the generation 2."""
+        return str(number) if self.generation == 1 else f"g{self.generation}.{number}"
 
     def shard(self, number: int) -> Shard:
         """Return the shard with this number."""
-        own = self.own.get(number, OwnTerms())
+        own, label = self.own.get(number, OwnTerms()), self.label(number)
         lane = self.lanes if own.lane is None else own.lane
-        queue = own.queue or f"{self.name}.{number}"
-        copies = {f"{self.name}/{group}": f"{self.name}.{group}.{number}" for group in self.groups}
+        queue = own.queue or f"{self.name}.{label}"
+        copies = {f"{self.name}/{group}": f"{self.name}.{group}.{label}" for group in self.groups}
+        promise = None
+        if copies or self.generation > 1:
+            groups = tuple(sorted({self.name: queue, **copies}.items()))
+            place = queue if self.generation == 1 else f"{self.name}.{number}"
+            promise = Promise(place, groups, self.generation, self.made_with)
         return Shard(
             number,
             queue,
-            f"{self.name}.lane.{number}" if lane is True else lane or None,
+            f"{self.name}.lane.{label}" if lane is True else lane or None,
             own.weight or 1,
             own.queue_type or self.queue_type,
             self.queue_arguments if own.arguments is None else own.arguments,
-            f"{self.name}.fan.{number}" if copies else None,
-            Promise(queue, tuple(sorted({self.name: queue, **copies}.items()))) if copies else None,
+            f"{self.name}.fan.{label}" if copies else None,
+            promise,
         )
 
     def number_of(self, queue: str) -> int | None:
-        """Return the number of the shard whose queue has this name; None if no shard of this exchange can have it."""
+        """Return the number of the shard that has this name on the ring; None if no shard of this exchange can."""
         for number, own in self.own.items():
             if own.queue == queue:
                 return number
         found = _number_after(f"{self.name}.", queue)
-        return found if found is not None and self.shard(found).queue == queue else None
+        return found if found is not None and self.shard(found).place == queue else None
 
     def number_of_lane(self, lane: str) -> int | None:
         """Return the number of the shard whose lane has this name; None if no shard of this exchange can have it."""
         for number, own in self.own.items():
             if own.lane == lane:
                 return number
-        found = _number_after(f"{self.name}.lane.", lane)
+        found = _number_after(f"{self.name}.lane.{self.label(0)[:-1]}", lane)
         return found if found is not None and self.shard(found).lane == lane else None
 
     def shards(self, existing: Iterable[int], nodes: int) -> tuple[Shard, ...]:

@@ -17,6 +17,7 @@ from proxy.topology.bindings import (
     promises_of,
     weigh,
 )
+from proxy.topology.generations import current
 from ring.destination import Destination
 
 
@@ -150,9 +151,27 @@ class State:
         found = self.exchanges.get(exchange)
         if found is None or found.type not in RING_TYPES:
             return {}
-        bindings = self.bindings.get(exchange, ())
+        bindings = current(self._bound(exchange)).bindings
         behind = {each.destination.name: self.lane(each.destination.name) for each in bindings}
-        return weigh(map(_plain, bindings), found.type, behind).weights
+        return weigh(bindings, found.type, behind).weights
+
+    def generations(self, exchange: str) -> tuple[int, ...]:
+        """Return the generations of shards that an exchange is bound to, ascending."""
+        return tuple(sorted({generation_of(each) for each in self.bindings.get(exchange, ())}))
+
+    def of_generation(self, exchange: str, generation: int) -> tuple[FoundBinding, ...]:
+        """Return the bindings of an exchange to the shards of one generation."""
+        return tuple(each for each in self.bindings.get(exchange, ()) if generation_of(each) == generation)
+
+    def made_with(self, exchange: str, generation: int) -> int:
+        """Return how many shards a later generation was made with; 0 for the first one."""
+        found = self.of_generation(exchange, generation)
+        return max((each.promise.of for each in found if each.promise is not None), default=0)
+
+    def promise(self, exchange: str, lane: str) -> Promise | None:
+        """Return the promise that the bindings of an exchange make of a lane; None if they make none."""
+        at = Destination("exchange", lane)
+        return promises_of(each for each in self._bound(exchange) if each.destination == at).get(lane)
 
     def lane(self, name: str) -> Behind:
         """Return where an exchange that a ring's exchange may be bound to leads, as a sidecar reads it."""
@@ -170,6 +189,11 @@ class State:
 
 
 _ALTERNATE = "a policy with an alternate exchange"
+
+
+def generation_of(found: FoundBinding) -> int:
+    """Return the generation of the shard that a binding of a ring leads to."""
+    return found.promise.generation if found.promise is not None else 1
 
 
 def _plain(found: FoundBinding) -> Binding:

@@ -65,9 +65,9 @@ class Topology:
         """Return the plan as JSON has it."""
         return dict(json.loads(self.run("plan", "--json", str(self.file)).stdout))
 
-    def killed(self, part: str, lines: int) -> int:
+    def killed(self, part: str, lines: int, *flags: str) -> int:
         """Run a part in a process that is killed once it has printed so many lines; return how many it printed."""
-        return killed(["topology", part, *self.flags(), str(self.file)], lines)
+        return killed(["topology", part, *self.flags(), *flags, str(self.file)], lines)
 
     def unread(self, part: str) -> tuple[int, str]:
         """Run a part in a process whose output nobody reads; return its exit status and what it told as an error."""

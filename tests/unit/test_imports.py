@@ -123,7 +123,10 @@ IO_MODULES = {
     "proxy.groups.consuming": {"attendant", "dead_letters"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
     "proxy.redrive": {"client", "command", "redrive"},
-    "proxy.shards": {"apply", "broker", "command", "fence", "fleet", "reading", "retire", "retire_group", "watch"},
+    "proxy.shards": {
+        *("apply", "broker", "command", "drain", "fence", "fleet", "reading", "reshard", "retire", "retire_group"),
+        "watch",
+    },
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""

@@ -1,0 +1,159 @@
+"""What a change of generations does over AMQP: probe that lanes are closed, and be the last consumer of old queues.
+
+Theory
+------
+
+**Probes.** A mandatory message to a lane comes back once the node that takes it routes by the lane's end. Nodes learn
+of it one after the other, and a frozen one goes on routing, so each node is asked, until the probe comes back.
+
+**The last consumer.** An old queue has single active consumer. Its consumers stand in a line, in the order in which
+they came, and the first gets all messages. Whoever drains the queue joins that line. The group's member lets the queue
+go when it gets a marker and has acked all before it. The drainer is the active consumer then, puts a further marker,
+and looks at each message up to that one. If all are markers, the queue had nothing else: nobody else consumes, a
+requeued message comes before what was put later, and the broker returns what late publishers send. If one is a message,
+the drainer closes its channel, which puts the message back in its place, and joins the line again.
+
+The drainer takes one message at a time, so it has one message of a group in its hands at most, for some milliseconds.
+The broker counts that as a delivery. It therefore joins the line only behind a member, or where nothing waits.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+
+from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER
+
+_ANSWERED_WITHIN = 15.0
+"""Seconds that the broker has to answer a request over AMQP."""
+
+_PROBE_AGAIN = 0.05
+"""Seconds until a lane is probed again that a node has routed by."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
+"""Seconds until a drainer joins the line of a queue again: the pause doubles up to the longest."""
+
+_LOOK_EVERY = 2.0
+"""Seconds after which a drainer in the line looks whether its queue is there."""
+
+T = TypeVar("T")
+
+
+class DrainError(Exception):
+    """The broker does not do what draining needs; the message says what."""
+
+
+async def closed(connection: AbstractConnection, lanes: Sequence[str], generation: int) -> None:
+    """Return once a node returns what is sent to each lane. Raises DrainError if it does not answer, or is gone."""
+    async with asyncio.TaskGroup() as tasks:
+        channel = await _answered(connection.channel(publisher_confirms=True, on_return_raises=True))
+        for lane in lanes:
+            tasks.create_task(_closed(channel, lane, generation))
+    with suppress(Exception):
+        await _answered(channel.close())
+
+
+async def _closed(channel: AbstractChannel, lane: str, generation: int) -> None:
+    exchange = await channel.get_exchange(lane, ensure=False)
+    while True:
+        try:
+            # A probe that is routed lies in the shard, where sidecars keep it from clients as they do a marker.
+            await _answered(exchange.publish(_marker(generation, uuid.uuid4().hex), "", mandatory=True))
+        except aio_pika.exceptions.DeliveryError as error:
+            if error.frame.name == "Basic.Nack":
+                await asyncio.sleep(_PROBE_AGAIN)
+                continue
+            return
+        await asyncio.sleep(_PROBE_AGAIN)
+
+
+async def drained(
+    connection: AbstractConnection, queue: str, generation: int, is_gone: Callable[[], bool], say: Callable[[str], None]
+) -> AbstractChannel | None:
+    """Return a channel whose consumer is the only one of a queue without a message; None if the queue is gone.
+
+    The queue is to be deleted while that channel is open. `say` gets what is waited for. Raises DrainError.
+    """
+    pause = _FIRST_PAUSE
+    while not is_gone():
+        channel = await _answered(connection.channel())
+        try:
+            if await _joined_and_empty(channel, queue, generation, is_gone, say):
+                return channel
+        except aio_pika.exceptions.ChannelNotFoundEntity:
+            return None
+        except aio_pika.exceptions.ChannelClosed as error:
+            say(f"{queue}: {error}")
+        with suppress(Exception):
+            await _answered(channel.close())
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return None
+
+
+async def _joined_and_empty(
+    channel: AbstractChannel, name: str, generation: int, is_gone: Callable[[], bool], say: Callable[[str], None]
+) -> bool:
+    """Join the line of a queue; return whether this consumer has become the active one and found only markers."""
+    await _answered(channel.set_qos(1))
+    first, last = uuid.uuid4().hex, uuid.uuid4().hex
+    await _put(channel, name, generation, first)
+    found = (await _answered(channel.declare_queue(name, passive=True))).declaration_result
+    if not found.consumer_count and (found.message_count or 0) > 1:
+        say(f"{name}: no member of the group consumes it")
+        return False
+    inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+    queue = await channel.get_queue(name, ensure=False)
+    # The same priority as all links of members: RabbitMQ takes them in their order of arrival then.
+    tag, arguments = f"{DRAINER}-{first}", dict[str, Any]({"x-priority": LINK_PRIORITY})
+    await _answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
+    is_first = True
+    while True:
+        try:
+            message = await asyncio.wait_for(inbox.get(), _LOOK_EVERY)
+        except TimeoutError:
+            if is_gone() or channel.is_closed:
+                return False
+            continue
+        if MARKER not in message.headers:
+            return False
+        if message.message_id == last:
+            return True
+        if is_first:
+            await _put(channel, name, generation, last)
+            is_first = False
+        await _answered(message.ack())
+
+
+async def _put(channel: AbstractChannel, queue: str, generation: int, name: str) -> None:
+    """Put a marker into a queue, and return once the broker has it. Raises DrainError if the broker refuses it."""
+    try:
+        await _answered(channel.default_exchange.publish(_marker(generation, name), queue, mandatory=True))
+    except aio_pika.exceptions.DeliveryError:
+        raise DrainError(f"queue {queue!r} takes no marker: it is gone, full, or has no leader") from None
+
+
+def _marker(generation: int, name: str) -> aio_pika.Message:
+    mode = aio_pika.DeliveryMode.PERSISTENT
+    return aio_pika.Message(b"", headers={MARKER: generation}, message_id=name, delivery_mode=mode, priority=0)
+
+
+async def _answered(request: Awaitable[T]) -> T:
+    """Return the broker's answer to a request. Raises DrainError if there is none, or no connection any more."""
+    task = asyncio.current_task()
+    try:
+        async with asyncio.timeout(_ANSWERED_WITHIN):
+            return await request
+    except TimeoutError:
+        raise DrainError(f"no answer over AMQP within {_ANSWERED_WITHIN:g} s") from None
+    except (RuntimeError, OSError, aio_pika.exceptions.ConnectionClosed) as error:
+        raise DrainError(f"the connection was lost: {error}") from None
+    except asyncio.CancelledError:
+        # aiormq cancels whoever waits for a connection on which no heartbeat has come (observed).
+        if task is None or task.cancelling():
+            raise
+        raise DrainError("the connection was lost") from None

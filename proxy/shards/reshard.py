@@ -1,0 +1,385 @@
+"""Change the generation of an exchange's shards, from its first step to its last, while the lock is held.
+
+`generation.py` has the theory, and says what is left to do; this module does it, and waits for what must come first.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from aio_pika.abc import AbstractConnection
+
+from proxy.settings.parse import Address
+from proxy.shards.apply import Say, StoppedError, take
+from proxy.shards.broker import Broker, Lock, LockLostError, connected_to, let_go
+from proxy.shards.difference import compare_generation
+from proxy.shards.drain import DrainError, closed, drained
+from proxy.shards.fleet import FleetError, ask_all, unsettled
+from proxy.shards.generation import (
+    Change,
+    Permission,
+    begun,
+    change_of,
+    differs,
+    next_of,
+    refusals,
+    taken_back,
+    unpermitted,
+)
+from proxy.shards.shard import Sharded
+from proxy.shards.state import State
+from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Step, Unbind
+from proxy.topology.bindings import TopologyError
+from proxy.topology.management import ManagementError
+from ring.destination import Destination
+from ring.ring import fingerprint
+
+_SWITCHED_WITHIN = 20.0
+"""Seconds that sidecars have to take the new ring before the old lanes are closed. Later ones learn it by returns."""
+
+_COUNTED_WITHIN = 6.0
+"""Seconds in which the management API counts what is published to an exchange."""
+
+_LISTED_WITHIN = 6.0
+"""Seconds until the management API lists each connection that was there before."""
+
+_PAUSE = 1.0
+"""Seconds between two looks at what is waited for."""
+
+_TELL_EVERY = 5.0
+"""Seconds between two lines about what is left in the old queues."""
+
+_AT_ONCE = 100
+"""The most old queues in whose lines this process stands at once, each with a channel of its own."""
+
+
+class Node(NamedTuple):
+    """A node of the cluster, and where it takes AMQP connections."""
+
+    name: str
+    address: Address
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a change is made: how the fleet is asked, where nodes are reached, and how long is waited."""
+
+    sidecars: Sequence[str] = ()
+    """URLs of admin listeners that cannot be found by the broker's connections."""
+    no_sidecars: bool = False
+    """Whether to go on though no sidecar is connected to the cluster, and none was named."""
+    nodes: Mapping[str, Address] = field(default_factory=dict)
+    """Where nodes are reached, by name; the others are reached at their own host and port."""
+    patience: float = 600.0
+    """Seconds to wait for the fleet to have settled what it has published."""
+    unconfirmed: bool = False
+    """Whether to go on though clients publish without confirms."""
+
+
+async def reshard(broker: Broker, lock: Lock, exchange: Sharded, manner: Manner, say: Say) -> None:
+    """Bring one exchange to the shards and weights that its file says, in order for each key.
+
+    Run again after it was stopped, it goes on where it was. Raises StoppedError with what hinders it, ManagementError,
+    TopologyError or OSError.
+    """
+    course = _Course(broker, lock, exchange, manner, say)
+    state = await course.state()
+    if lines := refusals(exchange, state):
+        raise StoppedError([*lines, "nothing was changed"])
+    target = begun(exchange, state)
+    if target is None:
+        if not differs(exchange, state):
+            say(f"{exchange.name}: has these shards already: nothing to do")
+            return
+        target = next_of(exchange, state)
+    course.target = target
+    faults: list[BaseException] = []
+    try:
+        await course.run(state)
+    except* (ManagementError, TopologyError, LockLostError, FleetError, DrainError, OSError) as failed:
+        faults += _each(failed)
+    if faults:
+        raise StoppedError([*dict.fromkeys(map(str, faults)), *course.done(), _GO_ON]) from faults[0]
+
+
+async def abort(broker: Broker, lock: Lock, exchange: Sharded, say: Say) -> None:
+    """Take back a generation that is being made and is not the ring yet.
+
+    Raises StoppedError if it cannot be taken back, ManagementError, TopologyError or LockLostError.
+    """
+    state = (await broker.states([exchange.vhost]))[exchange.vhost]
+    target = begun(exchange, state)
+    if target is None:
+        say(f"{exchange.name}: no change is under way: nothing to do")
+        return
+    steps, why_not = taken_back(target, state)
+    if why_not:
+        raise StoppedError([f"{exchange.name}: {why_not}", "nothing was changed"])
+    for step in steps:
+        await lock.check()
+        await take(broker, exchange.vhost, step)
+        say(f"  {step}")
+
+
+def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the exceptions of a group, and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error
+
+
+_GO_ON = "run it again: it goes on from here"
+
+
+class _Course:
+    """One change on its way."""
+
+    def __init__(self, broker: Broker, lock: Lock, exchange: Sharded, manner: Manner, say: Say) -> None:
+        self.broker, self.lock, self.manner, self.say = broker, lock, manner, say
+        self.target = exchange
+        self._phase = ""
+        self._first: tuple[float, int] | None = None
+        """When the first look at the old queues was, in monotonic seconds, and how many messages they had."""
+
+    async def state(self) -> State:
+        """Return what exists now."""
+        return (await self.broker.states([self.target.vhost]))[self.target.vhost]
+
+    def done(self) -> list[str]:
+        return [f"it was stopped at: {self._phase}"] if self._phase else []
+
+    def phase(self, text: str) -> None:
+        self._phase = text
+        self.say(text)
+
+    async def take(self, steps: Sequence[Step | Removal]) -> None:
+        for step in steps:
+            await self.lock.check()
+            await take(self.broker, self.target.vhost, step)
+            self.say(f"  {step}")
+
+    async def run(self, state: State) -> None:
+        """Take all steps that are left."""
+        name, number = self.target.name, self.target.generation
+        old = sorted(state.generations(name))[0]
+        await self._ask_fleet()
+        if self.target.generation not in state.generations(name):
+            await self._refuse_unpermitted(change_of(self.target, state))
+            await self._refuse_native()
+        await self._make(state)
+        state = await self.state()
+        change = change_of(self.target, state)
+        nodes = await self._nodes(state)
+        async with AsyncExitStack() as stack:
+            connections = [await stack.enter_async_context(self._connection(node)) for node in nodes]
+            self.phase(f"{name}: closes the lanes of generation {old}")
+            if not self._is_closed(change, state):
+                await self._switched()
+            await self._close(change, state)
+            for node, connection in zip(nodes, connections, strict=True):
+                await closed(connection, [each.lane for each in change.old], old)
+                self.say(f"  {node.name} returns what is sent to them")
+            await self._settled()
+            self.phase(f"{name}: drains {len(change.left(state))} queues of generation {old}")
+            await self._drain(change, connections[0], old)
+        self.say(f"{name}: generation {number} with {len(change.new)} shards is all there is")
+
+    async def _ask_fleet(self) -> None:
+        """Raise FleetError unless each sidecar can be asked."""
+        manner = self.manner
+        answers = await ask_all(self.broker.api, manner.sidecars, self.target.vhost, self.target.name)
+        if not answers and not manner.no_sidecars:
+            raise FleetError("no sidecar is connected to the cluster: use --no-sidecars if there is none")
+
+    async def _refuse_unpermitted(self, change: Change) -> None:
+        """Raise StoppedError if a user who may use old shards may not use new ones."""
+        try:
+            answer = await self.broker.api.page(["vhosts", self.target.vhost, "permissions"], ["user", "write", "read"])
+        except ManagementError as error:
+            self.say(f"take care: whether all users have the rights on the new shards is not known: {error}")
+            return
+        listed = answer if isinstance(answer, list) else []
+        permissions = [
+            Permission(*(str(each.get(name, "")) for name in ("user", "write", "read")))
+            for each in listed
+            if isinstance(each, dict)
+        ]
+        if lines := unpermitted(change, permissions):
+            raise StoppedError([*lines, "nothing was changed"])
+
+    async def _refuse_native(self) -> None:
+        """Raise StoppedError if anybody publishes to the exchange itself: RabbitMQ's own ring knows no generations."""
+        counts = []
+        for look in range(2):
+            if look:
+                await asyncio.sleep(_COUNTED_WITHIN)
+            exchange = await self.broker.api.exchange(self.target.vhost, self.target.name)
+            counts.append(exchange.publish_in or 0 if exchange is not None else 0)
+        if counts[1] > counts[0]:
+            raise StoppedError(
+                [
+                    f"{counts[1] - counts[0]} messages were published to exchange {self.target.name!r} itself within "
+                    f"{_COUNTED_WITHIN:g} s, by programs without a sidecar or by sidecars that pass them on",
+                    "RabbitMQ's own ring knows no generations, and would put their keys out of order",
+                    "have them publish through sidecars that route the exchange; nothing was changed",
+                ]
+            )
+
+    async def _make(self, state: State) -> None:
+        """Declare the new generation, and bind the exchange to it."""
+        difference = compare_generation(self.target, state, is_new=True)
+        if difference.refusals:
+            raise StoppedError([*difference.refusals, "nothing was changed"])
+        if difference.steps:
+            self.phase(f"{self.target.name}: makes generation {self.target.generation}")
+            await self.take(difference.steps)
+
+    def _is_closed(self, change: Change, state: State) -> bool:
+        return not any(state.bindings.get(each.lane) for each in change.old)
+
+    async def _switched(self) -> None:
+        """Wait for a while until all sidecars route by the new ring."""
+        end, told = time.monotonic() + _SWITCHED_WITHIN, ""
+        while time.monotonic() < end:
+            if not (behind := await self._behind()):
+                return
+            if behind != told:
+                self.say(f"  waits until each sidecar has the new ring: {behind}")
+                told = behind
+            await asyncio.sleep(_PAUSE)
+
+    async def _behind(self) -> str:
+        """Return which sidecars do not route by the new ring yet, or have unsettled publishes; empty if none is so."""
+        state, api, manner, target = await self.state(), self.broker.api, self.manner, self.target
+        at = target.vhost, target.name
+        exchange = await api.exchange(*at)
+        if exchange is None:
+            raise ManagementError(f"exchange {target.name!r} is gone")
+        wanted = fingerprint(state.weights(target.name), exchange.type, str(exchange.hashed))
+        return await unsettled(api, manner.sidecars, *at, wanted, unconfirmed=manner.unconfirmed)
+
+    async def _close(self, change: Change, state: State) -> None:
+        """Unbind each old lane, from its queue first where a group is being added."""
+        ways = [
+            Unbind(each.lane, found.destination, found.key, found.properties_key)
+            for each in change.old
+            for found in sorted(state.bindings.get(each.lane, ()), key=lambda found: found.destination.kind != "queue")
+        ]
+        await self.take([*change.promised(state), *ways])
+
+    async def _settled(self) -> None:
+        """Return once nothing is unsettled of what sidecars have published by an earlier ring."""
+        self.phase(f"{self.target.name}: waits until all that was published before is settled")
+        await asyncio.sleep(_LISTED_WITHIN)
+        end, told = time.monotonic() + self.manner.patience, ""
+        while behind := await self._behind():
+            if time.monotonic() > end:
+                raise FleetError(f"waited {self.manner.patience:g} s for the fleet: {behind}")
+            if behind != told:
+                self.say(f"  {behind}")
+                told = behind
+            await self.lock.check()
+            await asyncio.sleep(_PAUSE)
+
+    async def _drain(self, change: Change, connection: AbstractConnection, generation: int) -> None:
+        """Drain all old queues, delete each that is empty, and open new shards as soon as they may be."""
+        state = await self.state()
+        room, changed = asyncio.Semaphore(_AT_ONCE), asyncio.Event()
+        gone: set[str] = set()
+
+        def is_gone(queue: str) -> Callable[[], bool]:
+            return lambda: queue in gone
+
+        async def drain(queue: str) -> None:
+            async with room:
+                channel = await drained(connection, queue, generation, is_gone(queue), self.say)
+                await self.lock.check()
+                await take(self.broker, self.target.vhost, DeleteQueue(queue, if_empty=False))
+                gone.add(queue)
+                changed.set()
+                if channel is not None:
+                    with suppress(Exception):
+                        await channel.close()
+                self.say(f"  {queue} is drained, and deleted")
+
+        async with asyncio.TaskGroup() as tasks:
+            for queue in change.left(state):
+                tasks.create_task(drain(queue))
+            while await self._advance(change, gone):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), _TELL_EVERY)
+                changed.clear()
+
+    async def _advance(self, change: Change, gone: set[str]) -> bool:
+        """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""
+        state = await self.state()
+        queues = {name: queue for name, queue in state.queues.items() if name not in gone}
+        state = replace(state, queues=queues)
+        left = change.left(state)
+        gone.update(queue for each in change.old for queue in each.queues.values() if queue not in left)
+        opened: list[Bind] = list(change.opened(state))
+        await self.take(opened)
+        busy = {place for _, place in left.values()}
+        for each in change.old:
+            if each.place in busy:
+                continue
+            at = Destination("exchange", each.lane)
+            bound = [found for found in state.bindings.get(self.target.name, ()) if found.destination == at]
+            await self.take([Unbind(self.target.name, at, found.key, found.properties_key) for found in bound])
+            await self.take([DeleteExchange(name) for name in (each.lane, each.fan) if name in state.exchanges])
+        if left:
+            self._tell(len(left), sum(state.queues[queue].waiting or 0 for queue in left))
+        return bool(left)
+
+    def _tell(self, queues: int, messages: int) -> None:
+        """Say how much is left to drain, and how long that takes at the rate so far."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, messages)
+        since, before = self._first
+        rate = (before - messages) / (now - since) if now > since else 0.0
+        done = f"; at {rate:,.0f} messages/s done in {messages / rate:,.0f} s" if rate > 0 and messages else ""
+        self.say(f"  {queues} queues are left, with {messages:,} messages as the management API counts{done}")
+
+    async def _nodes(self, state: State) -> list[Node]:
+        """Return the nodes of the cluster. Raises StoppedError if one does not run: what it routes is not known."""
+        answer = await self.broker.api.page(["nodes"], ["name", "running"])
+        names = [each["name"] for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []
+        if down := sorted(set(names) - set(state.nodes)):
+            raise StoppedError(
+                [
+                    f"node {down[0]} of the cluster does not run, so nobody knows what it may route when it is back",
+                    "start it, or take it out of the cluster: rabbitmqctl forget_cluster_node; then run this again",
+                ]
+            )
+        if len(state.nodes) == 1 and state.nodes[0] not in self.manner.nodes:
+            return [Node(state.nodes[0], self.broker.settings.brokers[0])]
+        listeners = await self._listeners()
+        return [
+            Node(name, self.manner.nodes.get(name) or Address(name.partition("@")[2], listeners[name]))
+            for name in state.nodes
+        ]
+
+    async def _listeners(self) -> dict[str, int]:
+        """Return by node the port at which it takes AMQP, with TLS if the broker's URL says so."""
+        answer = await self.broker.api.page(["overview"], ["listeners"])
+        wanted = "amqp/ssl" if self.broker.files.broker_tls is not None else "amqp"
+        found: dict[str, int] = {}
+        listed = answer.get("listeners") if isinstance(answer, dict) else None
+        for each in listed if isinstance(listed, list) else ():
+            if isinstance(each, dict) and each.get("protocol") == wanted and isinstance(each.get("port"), int):
+                found.setdefault(str(each.get("node")), each["port"])
+        return found
+
+    @asynccontextmanager
+    async def _connection(self, node: Node) -> AsyncIterator[AbstractConnection]:
+        connection = await connected_to(self.broker, self.target.vhost, f"apply --ordered, {node.name}", [node.address])
+        try:
+            yield connection
+        finally:
+            await let_go(connection)

@@ -1,0 +1,20 @@
+"""The marker that stands behind all messages of a shard whose generation ends, and who puts it there.
+
+Whoever changes generations (`proxy/shards/`) puts markers and takes them away; members of groups keep them from clients
+and let the shard go (`proxy/groups/consuming/`).
+"""
+
+from typing import Final
+
+MARKER: Final = "x-ring-marker"
+"""The header of a marker, with the number of the generation that ends. Its body is empty."""
+
+DRAINER: Final = "ringproxy.generation"
+"""The beginning of the consumer tag of whoever drains a shard."""
+
+LINK_PRIORITY: Final = 1
+"""The x-priority of each link of a member, and of whoever drains a shard.
+
+It must be the same for all: RabbitMQ 4.3 has an active consumer give way to one of a higher priority, and keeps it if
+its channel ends meanwhile, so that the shard stands still.
+"""

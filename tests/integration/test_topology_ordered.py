@@ -1,0 +1,118 @@
+"""`ring-proxy topology apply --ordered`: another number of shards, or other weights, with each key's order kept."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from proxy.shards import apply
+from proxy.topology.management import ManagementError
+from testbed.broker import Broker
+from tests.integration.broker_api import wait_until
+from tests.integration.topology import Topology, between_looks
+
+WAITS = [f"proxy.shards.reshard.{name}" for name in ("_COUNTED_WITHIN", "_LISTED_WITHIN")]
+FILE = '[[exchange]]\nname = "orders"\nshards = {}\n'
+
+
+def bound(topology: Topology) -> dict[str, set[str]]:
+    """Return by source the names of what is bound to it."""
+    found: dict[str, set[str]] = {}
+    for each in topology.made()["bindings"]:
+        found.setdefault(each["source"], set()).add(each["destination"])
+    return found
+
+
+def queues(topology: Topology) -> set[str]:
+    return {each["name"] for each in topology.made()["queues"]}
+
+
+@pytest.fixture(autouse=True)
+def waits(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait only as long as this broker takes to count."""
+    for name in WAITS:
+        monkeypatch.setattr(name, between_looks(broker))
+
+
+@contextmanager
+def stopped_after(steps: int) -> Iterator[list[int]]:
+    """Have the management API go away after some steps; give how many more it would have taken."""
+    left = [steps]
+
+    async def take(*step: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise ManagementError("the management API is away")
+        await apply.take(*step)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("proxy.shards.reshard.take", take)
+        yield left
+
+
+def ordered(topology: Topology, *flags: str) -> str:
+    return topology.did("apply", "--ordered", str(topology.file), *flags)
+
+
+@pytest.mark.versions
+def test_empty_shards_are_replaced_up_and_down(topology: Topology) -> None:
+    topology.write(FILE.format(2))
+    topology.did("apply")
+    topology.write(FILE.format(3))
+    ordered(topology, "--no-sidecars")
+    lanes = {f"orders.lane.g2.{n}": {f"orders.g2.{n}"} for n in (1, 2, 3)}
+    assert bound(topology) == {"orders": set(lanes), **lanes}
+    assert queues(topology) == {"orders.g2.1", "orders.g2.2", "orders.g2.3"}
+    topology.did("check")
+    assert "nothing to do" in ordered(topology, "--no-sidecars")
+    topology.write(FILE.format(1))
+    ordered(topology, "--no-sidecars")
+    assert bound(topology) == {"orders": {"orders.lane.g3.1"}, "orders.lane.g3.1": {"orders.g3.1"}}
+    assert queues(topology) == {"orders.g3.1"}
+    topology.did("check")
+
+
+def test_a_generation_is_taken_back_as_long_as_it_is_not_the_ring(topology: Topology) -> None:
+    topology.write(FILE.format(2))
+    topology.did("apply")
+    before = topology.made()
+    topology.write(FILE.format(3))
+    with stopped_after(11):
+        told = topology.run("apply", "--ordered", "--no-sidecars", str(topology.file))
+    assert told.returncode == 2
+    assert "the management API is away" in told.stderr
+    assert "run it again: it goes on from here" in told.stderr
+    told = topology.run("status", "orders", "--vhost", topology.vhost.name)
+    assert told.returncode == 1
+    assert "made: 2 of 3 lanes are bound" in told.stdout
+    assert "generation 2 is being made" in topology.run("apply").stderr
+    wait_until("it is taken back", lambda: topology.run("apply", "--abort", str(topology.file)).returncode == 0)
+    assert topology.made() == before
+    with stopped_after(12):
+        topology.run("apply", "--ordered", "--no-sidecars", str(topology.file))
+    assert "is the ring already" in topology.run("apply", "--abort", str(topology.file)).stderr
+
+
+def test_a_change_that_stops_at_any_step_is_ended_by_the_next_run(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in WAITS:  # nobody publishes
+        monkeypatch.setattr(name, 0.0)
+    topology.write(FILE.format(2))
+    topology.did("apply")
+    sizes, more = itertools.cycle((3, 2)), 0
+    for steps in itertools.count(0, 2):
+        topology.write(FILE.format(next(sizes)))
+        with stopped_after(steps) as left:
+            topology.run("apply", "--ordered", "--no-sidecars", str(topology.file))
+        if more := max(left[0], 0):
+            break
+        ordered(topology, "--no-sidecars")
+        topology.did("check")
+    assert more, steps
+    (generation,) = {name.rsplit(".", 2)[1] for name in queues(topology)}
+    assert bound(topology)["orders"] == {name.replace("orders.", "orders.lane.", 1) for name in queues(topology)}
+    told = topology.did("status", "orders", "--vhost", topology.vhost.name)
+    assert f"generation {generation[1:]} with " in told
