@@ -20,6 +20,7 @@ from proxy.groups.group import Group
 from proxy.groups.lag import Lag, lag_of
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
+from proxy.topology.marker import DRAINER
 from proxy.topology.names import natural, some
 from proxy.topology.table import Entry
 
@@ -56,9 +57,6 @@ exact, and then not exact, every few seconds.
 
 AT_ONCE: Final = 4
 """The most shards that are read at the same time."""
-
-GENERATION_TAG: Final = "ringproxy.generation"
-"""The beginning of the consumer tag with which the command that ends a generation waits in the line of a shard."""
 
 _NAMED: Final = 3
 """The most shards that one reason names; it tells how many more there are."""
@@ -355,7 +353,7 @@ def _is_stranger(consumer: object) -> bool:
         return True
     arguments, tag = consumer.get("arguments"), consumer.get("consumer_tag")
     is_link = isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
-    return not is_link and not (isinstance(tag, str) and tag.startswith(GENERATION_TAG))
+    return not is_link and not (isinstance(tag, str) and tag.startswith(DRAINER))
 
 
 def between(shards: int, least: float) -> float:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
-from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER
+from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER, PROBE
 
 _ANSWERED_WITHIN = 15.0
 """Seconds that the broker has to answer a request over AMQP."""
@@ -47,22 +47,22 @@ class DrainError(Exception):
     """The broker does not do what draining needs; the message says what."""
 
 
-async def closed(connection: AbstractConnection, lanes: Sequence[str], generation: int) -> None:
+async def closed(connection: AbstractConnection, lanes: Sequence[str]) -> None:
     """Return once a node returns what is sent to each lane. Raises DrainError if it does not answer, or is gone."""
     async with asyncio.TaskGroup() as tasks:
         channel = await _answered(connection.channel(publisher_confirms=True, on_return_raises=True))
         for lane in lanes:
-            tasks.create_task(_closed(channel, lane, generation))
+            tasks.create_task(_closed(channel, lane))
     with suppress(Exception):
         await _answered(channel.close())
 
 
-async def _closed(channel: AbstractChannel, lane: str, generation: int) -> None:
+async def _closed(channel: AbstractChannel, lane: str) -> None:
     exchange = await channel.get_exchange(lane, ensure=False)
     while True:
         try:
-            # A probe that is routed lies in the shard, where sidecars keep it from clients as they do a marker.
-            await _answered(exchange.publish(_marker(generation, uuid.uuid4().hex), "", mandatory=True))
+            # A probe that is routed lies in the shard, where a member's sidecar acks it, and its client gets nothing.
+            await _answered(exchange.publish(aio_pika.Message(b"", headers={PROBE: True}), "", mandatory=True))
         except aio_pika.exceptions.DeliveryError as error:
             if error.frame.name == "Basic.Nack":
                 await asyncio.sleep(_PROBE_AGAIN)
@@ -118,6 +118,9 @@ async def _joined_and_empty(
         except TimeoutError:
             if is_gone() or channel.is_closed:
                 return False
+            continue
+        if PROBE in message.headers:
+            await _answered(message.ack())
             continue
         if MARKER not in message.headers:
             return False

@@ -182,7 +182,7 @@ class _Course:
                 await self._switched()
             await self._close(change, state)
             for node, connection in zip(nodes, connections, strict=True):
-                await closed(connection, [each.lane for each in change.old], old)
+                await closed(connection, [each.lane for each in change.old])
                 self.say(f"  {node.name} returns what is sent to them")
             await self._settled()
             self.phase(f"{name}: drains {len(change.left(state))} queues of generation {old}")

@@ -9,11 +9,14 @@ from typing import Final
 MARKER: Final = "x-ring-marker"
 """The header of a marker, with the number of the generation that ends. Its body is empty."""
 
+PROBE: Final = "x-ring-probe"
+"""The header of a message to a lane that must come back, since the lane is closed. Its body is empty."""
+
 DRAINER: Final = "ringproxy.generation"
 """The beginning of the consumer tag of whoever drains a shard."""
 
 LINK_PRIORITY: Final = 1
-"""The x-priority of each link of a member, and of whoever drains a shard.
+"""The x-priority of each link of a member, and of whoever drains a shard. It marks them for reports.
 
 It must be the same for all: RabbitMQ 4.3 has an active consumer give way to one of a higher priority, and keeps it if
 its channel ends meanwhile, so that the shard stands still.

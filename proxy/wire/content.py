@@ -220,6 +220,21 @@ def times_redelivered(data: bytes, start: int, end: int) -> int:
         return 0
 
 
+PROBE: Final = b"x-ring-probe"
+"""The header of a message that is to come back, since the lane that it was sent to leads nowhere any more."""
+
+
+def is_probe(data: bytes, start: int, end: int) -> bool:
+    """Return whether a content header has a PROBE."""
+    if data.find(PROBE, start, end) < 0:
+        return False
+    try:
+        _, first, stop = parts(data, start, end)
+        return table.find(data, first, stop, PROBE) is not None
+    except Fault:
+        return False
+
+
 def is_marker(data: bytes, start: int, end: int) -> bool:
     """Return whether a content header has an integer as MARKER; not of a stamped message, which a ring has routed."""
     if data.find(MARKER, start, end) < 0:

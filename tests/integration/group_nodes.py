@@ -14,7 +14,6 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from yarl import URL
 
 from proxy.groups.blocked import BlockedKey
-from proxy.groups.consuming.links import PRIORITY
 from proxy.groups.groups import Groups
 from proxy.groups.membership import Connect
 from proxy.groups.model import Link, LinkAction, LinkEvent, LinkState, Member
@@ -22,6 +21,7 @@ from proxy.groups.operators import Order
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
+from proxy.topology.marker import LINK_PRIORITY
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
@@ -128,7 +128,7 @@ class MemberSession:
         async def received(message: AbstractIncomingMessage) -> None:
             await self._received(link, message)
 
-        await queue.consume(received, arguments={"x-priority": PRIORITY})
+        await queue.consume(received, arguments={"x-priority": LINK_PRIORITY})
         self._enter(link, LinkEvent.CONSUMING)
 
     async def _close(self, link: Link) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Connection
 
 from proxy.commands.group import MEMBERS_VIEW, show
-from proxy.groups.consuming.links import PRIORITY
+from proxy.topology.marker import LINK_PRIORITY
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, numbers, publish, sharded, waiting
@@ -461,12 +461,12 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
         waiter.channel(1, confirm=False)
         consume(waiter, 1, prefetch=PREFETCH)
         wait_until("both members", lambda: "2 members" in told() and "not balanced" not in told(), within=30)
-        wait_until("one consumer", lambda: priorities() == [PRIORITY], within=30)
+        wait_until("one consumer", lambda: priorities() == [LINK_PRIORITY], within=30)
         leaver.ask(1, Basic.Cancel("c"), Basic.CancelOk)
         for number in range(1, 9):
             leaver.tell(1, Basic.Ack(number))
             nothing_comes(waiter)
-        wait_until("the next one waits", lambda: priorities() == [PRIORITY, PRIORITY], within=30)
+        wait_until("the next one waits", lambda: priorities() == [LINK_PRIORITY, LINK_PRIORITY], within=30)
         nothing_comes(waiter)
         wait_until("it is told", lambda: "has cancelled, with 2 unacked of orders.0" in told())
         if end == "it acks all":
@@ -478,4 +478,4 @@ def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
             batch = list(range(start, min(start + PREFETCH, 40)))
             assert numbers(deliveries(waiter, 1, len(batch))) == batch
             waiter.tell(1, Basic.Ack(0, True))
-        wait_until("the only consumer", lambda: priorities() == [PRIORITY], within=30)
+        wait_until("the only consumer", lambda: priorities() == [LINK_PRIORITY], within=30)

@@ -15,8 +15,7 @@ import pytest
 from pamqp.commands import Basic, Queue
 
 from proxy.commands.group import MEMBERS_VIEW, show
-from proxy.groups.consuming.links import PRIORITY
-from proxy.groups.shard_readings import GENERATION_TAG
+from proxy.topology.marker import DRAINER, LINK_PRIORITY
 from proxy.wire.content import MARKER
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
@@ -51,7 +50,7 @@ class Command:
         self.wire.expect(1, Basic.Ack)
 
     def queue_up(self) -> None:
-        request = Basic.Consume(0, ENDING, f"{GENERATION_TAG}.1", arguments={"x-priority": PRIORITY})
+        request = Basic.Consume(0, ENDING, f"{DRAINER}.1", arguments={"x-priority": LINK_PRIORITY})
         self.line.ask(2, request, Basic.ConsumeOk)
 
     def active(self) -> list[tuple[bytes, bool]]:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -11,7 +12,10 @@ from proxy.shards import apply
 from proxy.topology.management import ManagementError
 from testbed.broker import Broker
 from tests.integration.broker_api import wait_until
-from tests.integration.topology import Topology, between_looks
+from tests.integration.conftest import StartSidecar
+from tests.integration.ordered_load import OrderedLoad
+from tests.integration.sidecar import Sidecar
+from tests.integration.topology import Topology, between_looks, fleet_flags
 
 WAITS = [f"proxy.shards.reshard.{name}" for name in ("_COUNTED_WITHIN", "_LISTED_WITHIN")]
 FILE = '[[exchange]]\nname = "orders"\nshards = {}\n'
@@ -116,3 +120,30 @@ def test_a_change_that_stops_at_any_step_is_ended_by_the_next_run(
     assert bound(topology)["orders"] == {name.replace("orders.", "orders.lane.", 1) for name in queues(topology)}
     told = topology.did("status", "orders", "--vhost", topology.vhost.name)
     assert f"generation {generation[1:]} with " in told
+
+
+def through(sidecar: Sidecar, vhost: str) -> str:
+    return f"amqp://guest:guest@127.0.0.1:{sidecar.amqp_port}/{quote(vhost, safe='')}"
+
+
+@pytest.mark.versions
+def test_each_key_stays_in_order_while_its_exchange_grows_shrinks_and_gets_other_weights(
+    start_sidecar: StartSidecar, topology: Topology, broker: Broker
+) -> None:
+    topology.write(FILE.format(3) + 'groups = ["audit"]\n')
+    topology.did("apply")
+    sidecars = [start_sidecar(groups="orders", sync_interval="3") for _ in range(2)]
+    urls = [through(each, topology.vhost.name) for each in sidecars]
+    flags = fleet_flags(topology.vhost.api)
+    told = []
+    with OrderedLoad(urls, urls, keys=40, rate=100, groups=("orders", "orders/audit")) as load:
+        for shards, more in ((5, ""), (2, ""), (2, "\n[[exchange.shard]]\nnumber = 1\nweight = 3\n")):
+            topology.write(FILE.format(shards) + 'groups = ["audit"]\n' + more)
+            begun = load.total
+            told.append(ordered(topology, *flags))
+            topology.did("check")
+            wait_until("messages of this generation", lambda begun=begun: load.total > begun + 100)  # type: ignore[misc]
+    assert not load.overtaken
+    assert not load.missing
+    assert queues(topology) == {f"orders{group}.g4.{n}" for n in (1, 2) for group in ("", ".audit")}
+    print(*told, f"{load.total} messages, slowest confirm {load.slowest:.2f} s", sep="\n")

@@ -116,8 +116,8 @@ def whole(  # noqa: C901 - one loop, for speed
         names = i + 21 + data[i + 11]
         if stop > size or names + 2 > header:
             break
-        if not length and not data[names]:
-            break  # it may be a marker
+        if not length:
+            break  # it may be a marker, or a probe
         numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
         if link is None or link.state != _TAKES or consumer.channel.state != _OPEN:
             break
@@ -183,9 +183,13 @@ def _header(g: Consuming, hidden: HiddenChannel, data: bytes, i: int, end: int) 
     if hidden.left != -1:
         raise Fault(UNEXPECTED_FRAME, f"a content header without its method on channel {hidden.number}")
     hidden.left = u64(data, i + 11)
-    if not hidden.left and hidden.frame and markers.is_marker(hidden.frame, data, i, end):
-        markers.take(g, hidden)
-        return b""
+    if not hidden.left and hidden.frame:
+        if markers.is_marker(hidden.frame, data, i, end):
+            markers.take(g, hidden)
+            return b""
+        if content.is_probe(data, i + 7, end - 1):
+            markers.take_probe(g, hidden)
+            return b""
     if not hidden.passing:
         if not hidden.frame:
             return b""

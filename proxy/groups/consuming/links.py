@@ -11,6 +11,7 @@ from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.tags import UNSETTLED, Numbering, TaggedSource, numbering_of
 from proxy.groups.model import MOST_UNDER_WAY, Link, LinkAction, LinkEvent, LinkState, Member
 from proxy.session.channel import Channel
+from proxy.topology.marker import LINK_PRIORITY
 from proxy.wire.frames import (
     BASIC_CANCEL,
     BASIC_CANCEL_OK,
@@ -29,17 +30,10 @@ from proxy.wire.frames import (
     shorted,
 )
 
-PRIORITY = 1
-"""The x-priority of every link of every member.
-
-It marks the consumers of a group for reports. It must be the same for all: RabbitMQ 4.3 has an active consumer give way
-to one of a higher priority, and keeps it if its channel ends meanwhile, so that the shard stands still.
-"""
-
 _GIVES = (LinkState.OPENING, LinkState.OPEN)
 """The states of a link by which a client may still get messages."""
 
-_PRIORITY = b"\x0ax-priorityl" + U64.pack(PRIORITY)
+_PRIORITY = b"\x0ax-priorityl" + U64.pack(LINK_PRIORITY)
 """The field of a consumer's priority."""
 
 _TIMEOUT = b"\x12x-consumer-timeout"

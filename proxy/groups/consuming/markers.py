@@ -19,7 +19,7 @@ from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consuming, HiddenChannel
 from proxy.groups.model import LinkState
 from proxy.wire import content
-from proxy.wire.frames import u64
+from proxy.wire.frames import BASIC_ACK, END, U32, u64
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,26 @@ def take(g: Consuming, hidden: HiddenChannel) -> None:
     else:
         window.marker = window.marker or u64(method, 12 + method[11])
         g.due.append(end_if_drained(g, hidden))
+
+
+def take_probe(g: Consuming, hidden: HiddenChannel) -> None:
+    """Ack a probe, of which `hidden` has the method, and give the client nothing of it.
+
+    A node has routed it that did not know yet that the lane leads nowhere. Whoever else sends one loses it, and nothing
+    more: a marker, which stays in its queue, comes through the default exchange.
+    """
+    method, hidden.frame = hidden.frame, b""
+    hidden.end()
+    link = hidden.link
+    assert link is not None
+    if link.member.no_ack:
+        return
+    if hidden.window is None:
+        link.unacked -= 1
+    if not hidden.ended:
+        hidden.answers += 1
+        ack = hidden.settle_start + U32.pack(BASIC_ACK) + method[12 + method[11] : 20 + method[11]] + bytes((0, END))
+        g.due.append(ack + links.settled(g, hidden, link))
 
 
 def end_if_drained(g: Consuming, hidden: HiddenChannel) -> bytes:

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.groups.consuming.links import PRIORITY
 from proxy.groups.lag import Lag
 from proxy.groups.shard_readings import (
-    GENERATION_TAG,
     PRIORITIES_FOR,
     judge,
     mixed,
@@ -19,6 +17,7 @@ from proxy.groups.shard_readings import (
 )
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
+from proxy.topology.marker import DRAINER, LINK_PRIORITY
 from tests.unit.proxy.fake_management import FakeManagement, Fault, body, status
 
 LINK = {"consumer_tag": "c", "arguments": {"x-priority": 0}}
@@ -67,9 +66,9 @@ def test_why_a_group_is_not_exact(answer: dict[str, Any], reason: str) -> None:
     assert reason in told
 
 
-@pytest.mark.parametrize("arguments", [{}, [], {"x-priority": PRIORITY}])
+@pytest.mark.parametrize("arguments", [{}, [], {"x-priority": LINK_PRIORITY}])
 def test_the_consumer_of_the_command_that_ends_a_generation_is_no_stranger(arguments: object) -> None:
-    command = {"consumer_tag": f"{GENERATION_TAG}.2", "arguments": arguments}
+    command = {"consumer_tag": f"{DRAINER}.2", "arguments": arguments}
     shard = parse_shard("s", {**GOOD, "consumer_details": [LINK, command]}, V43, 1.0)
     assert (shard.consumers, shard.direct) == (2, 0)
 

@@ -3,7 +3,7 @@
 import pytest
 from pamqp import commands
 
-from proxy.groups.consuming import consumer, links, settle
+from proxy.groups.consuming import consumer, settle
 from proxy.groups.consuming.events import Left, LinkRefused, Shadowed
 from proxy.groups.consuming.tags import MOST_TAGS, MOST_UNACKED, Numbering, numbering_of
 from proxy.groups.model import LinkState
@@ -11,6 +11,7 @@ from proxy.session import client_loop
 from proxy.session.backlog import Wait
 from proxy.session.events import Refused
 from proxy.session.state import Phase
+from proxy.topology.marker import LINK_PRIORITY
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, consume, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import (
     Frame,
@@ -117,7 +118,7 @@ def test_links_get_the_clients_arguments_and_prefetch() -> None:
     _, qos, asked = wire.frames()
     assert qos.whole == made(A, commands.Basic.Qos(prefetch_count=7))
     queue, tag = b"\x02q1", b"\x01c"
-    table = b"\x04noteS\0\0\0\x01n\x0ax-priorityl" + links.PRIORITY.to_bytes(8, "big")
+    table = b"\x04noteS\0\0\0\x01n\x0ax-priorityl" + LINK_PRIORITY.to_bytes(8, "big")
     assert asked.payload == b"\0\x3c\0\x14\0\0" + queue + tag + b"\2" + len(table).to_bytes(4, "big") + table
 
 
