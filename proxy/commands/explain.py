@@ -77,7 +77,7 @@ def _generations(answer: Mapping[str, Any]) -> list[str]:
         return []
     lines = [f"generation   {number} is the ring{_made_with(answer)}"]
     for group, shards in answer.get("not_open", {}).items():
-        lines.append(f"not open     to group {group}: {some(sorted(shards, key=natural), _SHARDS)}")
+        lines.append(f"not open     to group {group}: {some(shards, _SHARDS)}")
     for other in others:
         queues = ", ".join(f"{len(each)} queues of group {group}" for group, each in other["queues"].items())
         told = f"generation   {other['generation']} is bound{_made_with(other)}: {other['bound']} bindings"

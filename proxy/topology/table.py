@@ -12,6 +12,7 @@ from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Behind, Bindings, Leads
 from proxy.topology.generations import OtherGeneration
 from proxy.topology.matching import Upstream
+from proxy.topology.names import natural
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring, fingerprint
@@ -204,7 +205,8 @@ class Entry:
         groups = {name for each in self.others for shard in each.shards.values() for name, _ in shard.groups}
         groups.update(name for opened in shards.values() for name, _ in opened)
         closed = {
-            group: sorted(shard for shard, opened in shards.items() if group not in dict(opened)) for group in groups
+            group: sorted((shard for shard, opened in shards.items() if group not in dict(opened)), key=natural)
+            for group in groups
         }
         return {group: shards for group, shards in sorted(closed.items()) if shards}
 

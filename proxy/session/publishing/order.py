@@ -49,8 +49,8 @@ class Order:
         self.digest = ""
         """The digest (`Route.digest`) of the last publish."""
         self._digests: dict[bytes, str] | None = None
-        """By exchange, the digest of the unsettled publishes to it, or of the last one where none waits for others; made
-        with the first."""
+        """By exchange, the digest of the unsettled publishes to it, or of the last publish where none waits for others;
+        made with the first."""
         self.mixed = 0
         """The number up to which publishes may have gone by other digests than those in `_digests`, as none waited."""
         self.overtaken = 0

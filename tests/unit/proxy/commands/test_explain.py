@@ -40,3 +40,35 @@ def test_a_key_outside_the_share_is_told_to_be_passed(
     lines = _explanation(ANSWER | share | {"key": place}, "/", "x", "k")
     assert lines[1 : 1 + len(told)] == told
     assert lines[1 + len(told) :][:3] == ["key          k", "slot         7", "owner        queue q"]
+
+
+def test_the_generations_of_an_exchange_are_told() -> None:
+    told = {
+        "generation": 2,
+        "made_with": 6,
+        "not_open": {"orders": [f"orders.{shard}" for shard in range(10)], "orders/audit": ["orders.3"]},
+        "other_generations": [
+            {
+                "generation": 1,
+                "made_with": None,
+                "bound": 4,
+                "queues": {"orders": ["orders.0", "orders.1"], "orders/audit": ["orders.audit.1"]},
+                "no_lanes": [],
+            },
+            {"generation": 3, "made_with": 8, "bound": 8, "queues": {}, "no_lanes": ["orders.lane.g3.1"]},
+        ],
+    }
+    assert _explanation(ANSWER | told, "/", "orders", "k")[1:] == [
+        "generation   2 is the ring, made with 6 shards",
+        "not open     to group orders: orders.0, orders.1, orders.2, orders.3, orders.4, orders.5, orders.6, orders.7 "
+        "and 2 more",
+        "not open     to group orders/audit: orders.3",
+        "generation   1 is bound: 4 bindings, 2 queues of group orders, 1 queues of group orders/audit",
+        "generation   3 is bound, made with 8 shards: 8 bindings",
+        "no lanes     of generation 3, so it is not the ring: orders.lane.g3.1",
+    ]
+
+
+@pytest.mark.parametrize("told", [{}, {"generation": 1}])
+def test_an_exchange_with_the_first_generation_only_needs_no_line(told: dict[str, Any]) -> None:
+    assert len(_explanation(ANSWER | told, "/", "orders", "k")) == 1

@@ -54,6 +54,7 @@ class FakeDispatch(Dispatch):
         self.ring: str | None = None
         """The digest of the ring in force, if it has changed."""
         self.rerouted = 0
+        self.coming_back = Counter()
 
     def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
         return message.key
@@ -425,8 +426,10 @@ async def test_what_waits_to_be_sent_again_is_given_up_with_its_batch() -> None:
     case.dispatch.settle(0, UNROUTABLE)
     await case.add("a")
     assert case.limits.messages == 2
+    assert case.dispatch.coming_back.total() == 1
     case.batch.abandon()
     assert (case.limits.messages, case.limits.bytes) == (0, 0)
+    assert not case.dispatch.coming_back
 
 
 async def test_what_comes_back_after_it_was_abandoned_gives_its_place_back() -> None:
@@ -650,6 +653,7 @@ def test_any_batch(messages: list[tuple[str, str, list[int]]], most: int) -> Non
     trial = Trial(messages, most)
     asyncio.run(trial.run())
     trial.check()
+    assert not trial.case.dispatch.coming_back
 
 
 # The ring changes while messages are under way.
