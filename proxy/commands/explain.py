@@ -84,7 +84,7 @@ def _generations(answer: Mapping[str, Any]) -> list[str]:
         lines.append(told + (f", {queues}" if queues else ""))
         if lanes := other["no_lanes"]:
             lines.append(
-                f"no lanes     for which generation {other['generation']} is not the ring: {some(lanes, _SHARDS)}"
+                f"no lanes     of generation {other['generation']}, so it is not the ring: {some(lanes, _SHARDS)}"
             )
     return lines
 

@@ -354,7 +354,7 @@ async def test_a_ring_of_a_later_generation_is_restored(grown: FakeManagement, t
     grown.fail(broken)
     async with scheduling(grown, cache=cache) as made:
         await made.scheduler.look_up(X, 10)
-        assert made.entry.restored
+        assert made.router.entries[X].restored
         assert made.weights() == weights(6)
         for fact in ("generation", "made_with", "others", "lanes", "groups"):
             assert getattr(made.entry, fact) == getattr(kept, fact), fact
@@ -362,7 +362,7 @@ async def test_a_ring_of_a_later_generation_is_restored(grown: FakeManagement, t
         assert made.entry.closed_to("x") == kept.closed_to("x")
         grown.mend()
         await read(made)
-        assert not made.entry.restored
         assert (made.entry.generation, made.weights()) == (2, weights(6))
         assert group(made) == sorted([*consumed(1, 4), "x.g2.4"])
+        assert not made.router.entries[X].restored
         assert made.entry.others[0].shards[Destination("exchange", lane(1, 0))] == OtherShard("x.0", (("x", "x.0"),))
