@@ -13,17 +13,7 @@ from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.entry_builder import FIRST, EntryBuilder
-from proxy.topology.generations import (
-    Current,
-    Generation,
-    OtherGeneration,
-    OtherShard,
-    current,
-    divided,
-    misfits,
-    other,
-    unread_lanes,
-)
+from proxy.topology.generations import Current, current, divided
 from proxy.topology.kept_rings import KeptRings
 from proxy.topology.lanes import NOTHING_READ, Lanes, gone_behind
 from proxy.topology.lookups import Absent
@@ -32,6 +22,7 @@ from proxy.topology.overlay_store import OverlayStore
 from proxy.topology.reading import Reading, RecentListings, VhostNotListedError, read_exchange_and_bindings
 from proxy.topology.removals import WeightsInForce
 from proxy.topology.ring_cache import RingCache
+from proxy.topology.switching import known_shards, of_ring, others_bound, stays, to_read
 from proxy.topology.table import NEVER, Change, Entry, Name, PassReason, Router, Unread
 from proxy.topology.upstreams import Upstreams
 from ring.destination import Destination
@@ -291,14 +282,14 @@ class Reader:
         before = self._router.entries.get(name)
         # Corrected once: an exchange that a declaration binds during the next request has not been read.
         corrected = overlay.apply(reading.bindings, started)
-        read_behind, known_shards = NOTHING_READ, _known_shards(name, before)
+        read_behind, known = NOTHING_READ, known_shards(name[1], before)
         # A virtual host that was not listed was deleted and made again, or was hidden: only what shows now exists.
         only_shown = isinstance(state.fault, VhostNotListedError)
         upstream, bound = await self._upstreams.read(
             name, reading, corrected, before, state.bound, started, confirmed_removals, only_shown=only_shown
         )
         if upstream is None and has_ring:
-            bound_to = {*_to_read(corrected, before, known_shards), *state.in_force.weights}
+            bound_to = {*to_read(corrected, before, known), *state.in_force.weights}
             promises = promises_of(corrected)
             read_behind = await self._lanes.read(name[0], bound_to, promises, before, confirmed_removals, started)
             if torn := _newly_unpromised(read_behind.behind, before):
@@ -312,8 +303,18 @@ class Reader:
             bindings, in_force, found = self._in_force(
                 name, state, reading, corrected, read_behind.behind, started, confirmed_removals
             )
-        behind = _of_ring(read_behind.behind, found, before)
-        others, others_in_force = self._others(name, state, found, read_behind.behind, known_shards, started)
+        behind = of_ring(read_behind.behind, found, before)
+        others, others_in_force = others_bound(
+            name[1],
+            found,
+            read_behind.behind,
+            known,
+            before,
+            state.others,
+            started,
+            time.monotonic(),
+            self._settle_time,
+        )
         if exchange is None and (before is None or not (in_force.weights or bound.weights)):
             self.results["absent"] += 1
             state.in_force, state.bound, state.others = WeightsInForce(), WeightsInForce(), WeightsInForce()
@@ -415,41 +416,11 @@ class Reader:
             if before is not None:
                 found = found._replace(ring=found.ring._replace(of=max(found.ring.of, before.made_with)))
             in_force = weighed(found, state.in_force)
-            if in_force.weights and _stays(found.ring, in_force, newest.ring, behind):
+            if in_force.weights and stays(found.ring, in_force, newest.ring, behind):
                 return weigh(found.bindings, exchange_type, behind), in_force, found
             # The former ring's bindings are not gone, and count no more: nothing of it is to settle.
             return weigh(newest.bindings, exchange_type, behind), weighed(newest, WeightsInForce()), newest
         return weigh(newest.bindings, exchange_type, behind), weighed(newest, state.in_force), newest
-
-    def _others(
-        self,
-        name: Name,
-        state: ExchangeState,
-        found: Current,
-        behind: Mapping[str, Behind],
-        known: Mapping[Destination, OtherShard],
-        started: float,
-    ) -> tuple[tuple[OtherGeneration, ...], WeightsInForce[tuple[int, Destination]]]:
-        """Return the generations that are not the ring, and what they are bound to.
-
-        Groups consume their shards. One of which a reading lacks the binding therefore counts as bound until that has
-        lasted, as one of the ring does. `known` are the shards of generation 1 that were known before.
-        """
-        shown = {
-            each.number: other(each, name[1], behind, known)._replace(
-                misfits=misfits(each, behind) if each.complete and each.number > found.ring.number else ()
-            )
-            for each in found.others
-        }
-        keys = dict.fromkeys(((each.number, d) for each in shown.values() for d in each.shards), 1)
-        in_force = state.others.after(keys, started, time.monotonic(), self._settle_time)
-        before = self._router.entries.get(name)
-        for each in before.others if before is not None else ():
-            kept = {d: shard for d, shard in each.shards.items() if (each.number, d) in in_force.missing}
-            if kept and each.number != found.ring.number:
-                present = shown.get(each.number, each._replace(shards={}, misfits=()))
-                shown[each.number] = present._replace(shards={**kept, **present.shards})
-        return tuple(shown[number] for number in sorted(shown)), in_force
 
     def confirm_removals(self, name: Name, state: ExchangeState, gone: Collection[Destination]) -> None:
         """Let only readings tell whether destinations are bound that a returned message has shown to be gone.
@@ -497,60 +468,6 @@ class Reader:
         self._router.drop(name)
         self.kept.forget(name)
         state.read_started = time.monotonic()
-
-
-def _stays(
-    ring: Generation,
-    in_force: WeightsInForce[Destination],
-    newest: Generation,
-    behind: Mapping[str, Behind],
-) -> bool:
-    """Return whether the generation that is the ring until now stays it, though by bindings alone `newest` would be.
-
-    `behind` says where the exchanges lead that were read, and `in_force` are the weights of the present ring.
-    """
-    if newest.number > ring.number:
-        return bool(misfits(newest, behind))
-    if not newest.bindings:
-        return True
-    shards = {promise.shard for _, _, promise in ring.bindings if promise is not None}
-    return len(shards.union(destination.name for destination in in_force.missing)) >= ring.of
-
-
-def _known_shards(name: Name, before: Entry | None) -> dict[Destination, OtherShard]:
-    """Return the shards of generation 1 that are known from before, by what the exchange is bound to."""
-    known: dict[Destination, OtherShard] = {}
-    if before is not None and before.generation == 1:
-        for queue, lane in before.lanes.items():
-            known[Destination("exchange", lane)] = OtherShard(queue.name, ((name[1], queue.name),))
-    for each in before.others if before is not None else ():
-        if each.number == 1:
-            known.update(each.shards)
-    return known
-
-
-def _to_read(
-    bindings: Collection[Binding], before: Entry | None, known: Mapping[Destination, OtherShard]
-) -> set[Destination]:
-    """Return those of the destinations of an exchange's bindings of which it must be known where they lead.
-
-    They are those of the ring, be it the one until now or the one to come, and such as name no shard.
-    """
-    found = current(bindings)
-    wanted = {binding.destination for binding in found.ring.bindings}
-    for each in found.others:
-        if before is not None and each.number == before.generation:
-            wanted.update(binding.destination for binding in each.bindings)
-        wanted |= unread_lanes(each, known)
-    return wanted
-
-
-def _of_ring(behind: Mapping[str, Behind], found: Current, before: Entry | None) -> dict[str, Behind]:
-    """Return where those exchanges lead that the ring is bound to, or was bound to before."""
-    names = {each.destination.name for each in found.ring.bindings if each.destination.kind == "exchange"}
-    if before is not None and before.generation == found.ring.number:
-        names |= before.behind.keys()
-    return {name: each for name, each in behind.items() if name in names}
 
 
 def absent(name: Name) -> Absent:
