@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Event, Thread
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from pamqp.commands import Basic, Queue
+from pamqp.commands import Basic, Channel, Queue
 
 from proxy.commands.group import MEMBERS_VIEW, show
 from proxy.topology.marker import DRAINER, LINK_PRIORITY
@@ -20,7 +21,7 @@ from proxy.wire.content import MARKER
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
-from tests.integration.groups import publish, sharded
+from tests.integration.groups import consume, deliveries, numbers, publish, sharded
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire, port_of, publish_frames
 
@@ -30,6 +31,7 @@ SHARDS = ["orders.0", "orders.1"]
 ENDING = SHARDS[0]
 """The shard whose generation ends."""
 BACKLOG = 40
+REFUSED = "ringproxy_group_links_refused"
 
 
 class Command:
@@ -52,6 +54,14 @@ class Command:
     def queue_up(self) -> None:
         request = Basic.Consume(0, ENDING, f"{DRAINER}.1", arguments={"x-priority": LINK_PRIORITY})
         self.line.ask(2, request, Basic.ConsumeOk)
+
+    def step_back(self) -> None:
+        """Close the channel, so that all it has got goes back, and wait in line again."""
+        self.line.tell(2, Channel.Close(200, "", 0, 0))
+        while not isinstance(self.line.read()[1], Channel.CloseOk):
+            pass
+        self.line.channel(2, confirm=False)
+        self.queue_up()
 
     def active(self) -> list[tuple[bytes, bool]]:
         """Return the body of each of two deliveries, and whether it is a marker."""
@@ -82,6 +92,17 @@ def backlog(client: Client, broker: Broker, vhost: VirtualHost, count: int = BAC
     """Put so many messages of four keys into each shard, whose bodies tell shard, key and number."""
     messages = [("", shard, b"%s k%d %d" % (shard.encode(), n % 4, n)) for n in range(count) for shard in SHARDS]
     publish(client, port_of(broker.amqp_url), vhost, messages)
+
+
+def consumers(vhost: VirtualHost) -> list[str]:
+    """Return the tags of the consumers of the shard that ends."""
+    found = vhost.api.ask("GET", "consumers", vhost.name)
+    return [each["consumer_tag"] for each in found if each["queue"]["name"] == ENDING]
+
+
+def nothing_comes(wire: Wire) -> None:
+    """Fail if anything else comes than the answer to a question that the broker gets now."""
+    wire.ask(1, Basic.Qos(0, 10), Basic.QosOk)
 
 
 class Work:
@@ -130,6 +151,12 @@ def working(*works: Work) -> Iterator[None]:
             assert not each.thread.is_alive()
 
 
+def owned(sidecar: Sidecar, vhost: VirtualHost) -> list[str]:
+    """Return the shards that members of a sidecar own."""
+    members = sidecar.admin(f"/groups/{quote(vhost.name, safe='')}/orders").json["members"]
+    return [shard for member in members if member["here"] for shard in member["shards"]]
+
+
 def in_order(done: list[bytes]) -> bool:
     """Return whether each key's numbers ascend, without a number twice."""
     keys: dict[bytes, list[int]] = {}
@@ -139,20 +166,10 @@ def in_order(done: list[bytes]) -> bool:
     return all(each == sorted(set(each)) for each in keys.values())
 
 
-def consumers(vhost: VirtualHost, shard: str = ENDING) -> list[str]:
-    return [
-        each["consumer_tag"] for each in vhost.api.ask("GET", "consumers", vhost.name) if each["queue"]["name"] == shard
-    ]
+DELETED, LATE, BACK = "it deletes the queue", "it deletes the queue late", "it gives the shard back"
 
 
-MEMBERS = pytest.mark.parametrize(
-    ("prefetch", "in_series"),
-    [pytest.param(1, False, id="prefetch 1"), pytest.param(10, False, id="prefetch 10"), (10, True), (0, False)],
-    ids=["prefetch 1", "prefetch 10", "in series", "no prefetch"],
-)
-
-
-@pytest.mark.parametrize("then", ["it deletes the queue", "it gives the shard back"])
+@pytest.mark.parametrize("then", [DELETED, LATE, BACK])
 @pytest.mark.parametrize(("prefetch", "in_series"), [(1, False), (10, False), (0, False), (10, True)])
 def test_members_do_all_before_the_marker_and_the_command_gets_nothing_but_markers(
     grouping: Sidecar,
@@ -170,6 +187,7 @@ def test_members_do_all_before_the_marker_and_the_command_gets_nothing_but_marke
     told = partial(show, other.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
     with commanding(client, broker, vhost) as command, working(*works):
         wait_until("the links", lambda: told().count("has 1 shard,") == 2)
+        owner = grouping if ENDING in owned(grouping, vhost) else other
         backlog(client, broker, vhost)
         command.put_marker()
         command.queue_up()
@@ -178,7 +196,9 @@ def test_members_do_all_before_the_marker_and_the_command_gets_nothing_but_marke
         # The acks have reached the queue by now, so the clients have done all before the marker.
         done = works[0].of(ENDING) + works[1].of(ENDING)
         assert len(done) == BACKLOG
-        if then == "it deletes the queue":
+        if then == LATE:
+            wait_until("the member waits in line", lambda: len(consumers(vhost)) == 2, within=30)
+        if then != BACK:
             command.wire.ask(1, Queue.Delete(0, ENDING), Queue.DeleteOk)
         else:
             command.line.tell(2, Basic.Ack(0, True))
@@ -192,3 +212,101 @@ def test_members_do_all_before_the_marker_and_the_command_gets_nothing_but_marke
     for work in works:
         assert in_order(work.done)
         assert b"" not in work.seen
+        wait_until("no consumer lacks", lambda: not grouping.metric(REFUSED) and not other.metric(REFUSED))
+    for sidecar in (grouping, other):
+        assert sidecar.log().count("ends with its generation") == (owner is sidecar), sidecar.log()
+        assert "has no consumer" not in sidecar.log(), sidecar.log()
+
+
+def holding(wire: Wire, count: int, *, no_ack: bool = False) -> None:
+    """Join the group, and get so many messages."""
+    wire.channel(1, confirm=False)
+    consume(wire, 1, prefetch=count, no_ack=no_ack)
+    assert numbers(deliveries(wire, 1, count)) == list(range(count))
+
+
+def test_what_a_killed_member_held_before_the_marker_comes_to_the_next_one_in_order(
+    grouping: Sidecar, start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    """The command is the next one in line: it gets messages, and steps back."""
+    other = start_sidecar(groups="orders")
+    publish(client, grouping.amqp_port, vhost, [("", ENDING, b"%d" % n) for n in range(BACKLOG)])
+    with (
+        commanding(client, broker, vhost) as command,
+        client.session(grouping.amqp_port, vhost.name) as holder,
+        client.session(other.amqp_port, vhost.name) as follower,
+    ):
+        holding(holder, 10)
+        command.put_marker()
+        command.queue_up()
+        holder.tell(1, Basic.Ack(4, True))
+        assert numbers(deliveries(holder, 1, 4)) == [10, 11, 12, 13]
+        follower.channel(1, confirm=False)
+        consume(follower, 1, prefetch=10)
+        holder.close()
+        assert command.active() == [(b"4", False), (b"5", False)]
+        wait_until("the next member", lambda: len(consumers(vhost)) == 2, within=30)
+        command.step_back()
+        for start in range(4, BACKLOG, 10):
+            batch = list(range(start, min(start + 10, BACKLOG)))
+            assert numbers(deliveries(follower, 1, len(batch))) == batch
+            follower.tell(1, Basic.Ack(0, True))
+        command.put_marker()
+        assert command.active() == [(b"", True)] * 2
+        nothing_comes(follower)
+
+
+def test_a_marker_without_its_command_is_looked_at_now_and_then_and_what_comes_once_it_is_gone_is_consumed(
+    grouping: Sidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    told = partial(show, grouping.admin_url, vhost.name, "orders", MEMBERS_VIEW, as_json=False)
+    publish(client, grouping.amqp_port, vhost, [("", ENDING, b"%d" % n) for n in range(12)])
+    with commanding(client, broker, vhost) as command, client.session(grouping.amqp_port, vhost.name) as member:
+        holding(member, 10)
+        command.put_marker()
+        member.tell(1, Basic.Ack(0, True))
+        assert numbers(deliveries(member, 1, 2)) == [10, 11]
+        nothing_comes(member)
+        member.tell(1, Basic.Ack(0, True))
+        wait_until("the reason", lambda: "its generation ends" in told())
+        time.sleep(4)
+        assert grouping.metric("ringproxy_group_moves_total") == len(SHARDS)
+        assert grouping.metric(REFUSED) == 0
+        assert "redelivered" not in told()
+        nothing_comes(member)
+        # Somebody takes the marker out of the queue, and publishes.
+        assert command.wire.ask(1, Queue.Purge(0, ENDING), Queue.PurgeOk).message_count == 1
+        command.put(b"12")
+        began = time.monotonic()
+        assert numbers(deliveries(member, 1, 1)) == [12]
+        print(f"after {time.monotonic() - began:.1f} s")
+        member.tell(1, Basic.Ack(0, True))
+    assert grouping.log().count("ends with its generation") == 1
+    assert "has no consumer" not in grouping.log()
+    assert grouping.log().count(" has orders.0") == 1
+
+
+def test_a_member_without_acks_gets_no_marker_and_lets_the_shard_go(
+    grouping: Sidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    """The broker has taken the marker out of the queue as it delivered it."""
+    publish(client, grouping.amqp_port, vhost, [("", ENDING, b"%d" % n) for n in range(12)])
+    with commanding(client, broker, vhost) as command, client.session(grouping.amqp_port, vhost.name) as member:
+        holding(member, 12, no_ack=True)
+        command.queue_up()
+        command.put_marker()
+        command.put_marker()
+        command.put_marker()
+        assert command.line.content(2, Basic.Deliver).body == b""
+        nothing_comes(member)
+
+
+def test_a_client_that_consumes_from_the_queue_itself_gets_the_marker(
+    grouping: Sidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    with commanding(client, broker, vhost) as command, client.session(grouping.amqp_port, vhost.name) as stranger:
+        command.put_marker()
+        stranger.channel(1, confirm=False)
+        consume(stranger, 1, exchange=ENDING)
+        content = stranger.content(1, Basic.Deliver)
+        assert (content.properties.headers or {}).get(MARKER.decode()) == 1

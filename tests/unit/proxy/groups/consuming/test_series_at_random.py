@@ -5,7 +5,8 @@ skipped or whose dead letter is confirmed; it gets no requeue; a key's next mess
 it is done; and the counts are those of the messages. Some messages end each client that gets them, and some clients are
 lost for no reason: what was held at two such ends is held alone, and only what was alone at the last one, of three, is
 given up for it. A message that is returned for too long becomes a dead letter, or nothing else of its shard is passed.
-At the end all messages are done.
+At the end all messages are done. Some are markers: no client gets one, the broker gets no answer to one, and the link
+ends once all before it is done. A command takes most of them away then, and the next link meets the others.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from proxy.groups.consuming.series import Held, HeldState
 from proxy.groups.model import LinkState
 from proxy.groups.operators import Act, Order
 from proxy.session import broker_loop, client_loop
-from proxy.wire.frames import BODY, METHOD, U64
+from proxy.wire.content import MARKER
+from proxy.wire.frames import BODY, HEADER, METHOD, U64
 from tests.unit.proxy.groups.consuming.grouping import FIRST, Grouping, closed, deliver, opened
-from tests.unit.proxy.session.wire import Frame, ack, made, method, split
+from tests.unit.proxy.session.wire import Frame, ack, entry, headers, made, method, split
 
 RUNS: Final = 100
 STEPS: Final = 250
@@ -39,7 +41,7 @@ SHARDS: Final = ("q1", "q2")
 KEYS: Final = 8
 PASSED: Final = (HeldState.READY, HeldState.CLIENT)
 
-OPEN, CLOSE = (20, 10), (20, 40)
+OPEN, CLOSE, CONSUME = (20, 10), (20, 40), (60, 20)
 DELIVER, ACK, REJECT, RECOVER, NACK = (60, 60), (60, 80), (60, 90), (60, 110), (60, 120)
 
 
@@ -54,9 +56,14 @@ class Message(NamedTuple):
         return SHARDS[self.key % 2]
 
     @property
+    def is_marker(self) -> bool:
+        """Whether it is a marker, which has a key of its own for each shard."""
+        return self.key >= KEYS
+
+    @property
     def kills(self) -> bool:
         """Whether it ends each client that gets it."""
-        return self.number % 30 == 7
+        return self.number % 30 == 7 and not self.is_marker
 
 
 class Run(Grouping):
@@ -97,6 +104,8 @@ class Run(Grouping):
         """Those that the client has acked, that an operator has skipped, or whose dead letter is confirmed."""
         self.rejected: set[Message] = set()
         self.done: set[Message] = set()
+        self.moved: set[int] = set()
+        """The hidden channels of links that were let go, or given up, or whose client is lost."""
         self.published: list[Message] = []
         self.letters: list[DeadLetterDue] = []
         self.begin_session()
@@ -136,20 +145,34 @@ class Run(Grouping):
         if frame.id == OPEN:
             self.tags[number] = 0
             return opened(number)
+        if frame.id == CONSUME and b"flush-" in frame.payload:
+            return made(number, commands.Basic.ConsumeOk(f"flush-{self.member.id}"))
         if frame.id == CLOSE:
             del self.tags[number]
+            before = next(iter(self.unacked[number].values()), None)
+            assert number in self.moved or (before is not None and before.is_marker), "the link ends for nothing"
+            self.moved.discard(number)
             self.standing = {message: at for message, at in self.standing.items() if at != number}
             for message in self.unacked.pop(number, {}).values():
                 self.queues[message.shard].append((message, True))
                 self.outlived.update(tag for tag, each in self.with_client.items() if each == message)
             for queue in self.queues.values():
                 queue.sort()
+                self.command(queue)
             return closed(number)
         assert frame.id != RECOVER
         if frame.id in (ACK, REJECT, NACK):
             tag, bits = U64.unpack_from(frame.payload, 4)[0], frame.payload[12]
             self._settled(self.unacked[number], tag, frame.id, bits)
         return b""
+
+    def command(self, queue: list[tuple[Message, bool]]) -> None:
+        """Have the command that waits in the line of a shard take away the markers before all else, unless it is late.
+
+        A link may be opened while it does so. Then the queue has its next consumer already.
+        """
+        while queue and queue[0][0].is_marker and self.r.random() < 0.7:
+            self.done.add(queue.pop(0)[0])
 
     def _settled(self, unacked: dict[int, Message], tag: int, by: tuple[int, int], bits: int) -> None:
         assert tag in unacked, "the broker does not know the tag"
@@ -158,6 +181,7 @@ class Run(Grouping):
         many = by == ACK and bits
         for each in [each for each in unacked if each <= tag] if many else [tag]:
             message = unacked.pop(each)
+            assert not message.is_marker
             assert message in (self.may_go if by == ACK else self.rejected), (
                 f"{message} is settled, and nobody did that"
             )
@@ -165,7 +189,8 @@ class Run(Grouping):
 
     def publish(self) -> None:
         for _ in range(self.r.randrange(8)):
-            message = Message(len(self.published), self.r.randrange(KEYS))
+            key = self.r.randrange(KEYS) if self.r.random() < 0.95 else KEYS + self.r.randrange(2)
+            message = Message(len(self.published), key)
             self.published.append(message)
             self.queues[message.shard].append((message, False))
 
@@ -179,6 +204,11 @@ class Run(Grouping):
                 message, again = self.queues[shard].pop(0)
                 tag = self.tags[link.channel] = self.tags[link.channel] + 1
                 self.unacked[link.channel][tag] = message
+                if message.is_marker:
+                    head = headers(link.channel, 0, entry(MARKER, b"l", pack(">q", 1)))
+                    more = {"exchange": b"", "key": shard.encode(), "head": head, "redelivered": again}
+                    data += deliver(link.channel, tag, b"", **more)  # type: ignore[arg-type]
+                    continue
                 body = b"%d,%d" % message
                 data += deliver(link.channel, tag, body, key=b"k%d" % message.key, redelivered=again)
         cut = self.r.randrange(len(data) + 1) if self.r.random() < 0.5 else len(data)
@@ -193,6 +223,8 @@ class Run(Grouping):
             if frame.kind == METHOD:
                 assert frame.id == DELIVER, "the client's channel is closed"
                 tag = U64.unpack_from(frame.payload, 5 + frame.payload[4])[0]
+            elif frame.kind == HEADER:
+                assert MARKER not in frame.payload
             elif frame.kind == BODY:
                 message = Message(*map(int, frame.payload.split(b",")))
                 self.with_client[tag] = message
@@ -335,6 +367,7 @@ class Run(Grouping):
         if shard not in self.member.links:
             self.actions.open(self.member, shard)
         else:
+            self.moved.add(self.member.links[shard].channel)
             self.r.choice((self.actions.let_go, self.actions.give_up))(self.member, shard)
         self.c.now = now
 
@@ -362,6 +395,7 @@ class Run(Grouping):
             assert window.waiting == sum(not is_first(each) for each in held)
             stopped += sum(each.state == HeldState.STOPPED for each in held)
             if link.state == LinkState.OPEN:
+                assert not window.marker or held, "the link goes on though nothing is left"
                 first = [each.key for each in held if is_first(each)]
                 assert len(first) == len(set(first)), "a key has two first messages"
                 with_others = (HeldState.CLIENT, HeldState.DEAD)
