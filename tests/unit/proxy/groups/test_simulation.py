@@ -9,6 +9,7 @@ import pytest
 from proxy.groups.attempts import Attempt
 from proxy.groups.model import TABLE, LinkEvent, LinkState, entered
 from proxy.groups.pauses import Verb
+from proxy.groups.timing import BEAT, LONGEST_ENDING
 from tests.unit.proxy.groups.disturbances import disturbed
 from tests.unit.proxy.groups.world import Client, Queue, World
 
@@ -274,6 +275,42 @@ def test_a_shard_that_is_refused_does_not_take_the_last_channel_at_each_try_of_a
     world.run(40)
     assert world.faults == []
     assert world.counts() == [2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_only_the_owner_looks_at_a_shard_that_ends_and_no_shard_moves(seed: int) -> None:
+    world = grown(seed)
+    since, queue = world.now, world.queues["s03"]
+    world.mark("s03")
+    opened = queue.opened
+    world.run(30)
+    # After pauses of 1, 2, 4 and 8 s; the last ack before the marker may not have counted.
+    assert 5 <= queue.opened - opened <= 6
+    assert (world.moves(since), world.faults, queue.consumers, queue.ready) == (0, [], [], [queue.marker])
+    told = [sidecar.group.decision.owners["s03"] for sidecar in world.sidecars.values()]
+    assert set(told) == {queue.actives[-1][1]}
+    assert sum(sidecar.group.moves for sidecar in world.sidecars.values()) <= len(world.queues) + 6
+    world.bound = LONGEST_ENDING + 2 * BEAT
+    world.unmark("s03")
+    at_rest(world)
+    assert world.moves(since) == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_shard_that_ends_is_looked_at_by_another_member_once_its_owner_is_gone(seed: int) -> None:
+    world = grown(seed)
+    queue = world.queues["s03"]
+    world.mark("s03")
+    world.run(10)
+    owner = queue.actives[-1][1]
+    next(each for each in world.sessions if each.member.id == owner).sidecar.kill()
+    world.disturb("the owner is killed")
+    opened = queue.opened
+    world.run(20)
+    assert 3 <= queue.opened - opened <= 5
+    world.bound = LONGEST_ENDING + 2 * BEAT
+    world.unmark("s03")
+    at_rest(world)
 
 
 def test_a_seed_that_found_it() -> None:

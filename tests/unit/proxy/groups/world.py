@@ -60,6 +60,10 @@ class Queue:
         """How often the broker has kept a consumer that is gone."""
         self.still_since: float | None = None
         self.actives: list[tuple[float, str]] = []
+        self.marker: int | None = None
+        """The number of the marker, the last message; None where there is none."""
+        self.opened = 0
+        """How many consumers have come."""
 
     @property
     def active(self) -> Consumer | None:
@@ -75,6 +79,7 @@ class Queue:
         if self.consumers and priority > PRIORITY and self.consumers[0].unacked:
             self.consumers[0].gives_way = True
         self.consumers.append(consumer)
+        self.opened += 1
 
     def remove(self, consumer: Consumer) -> None:
         """A consumer's channel ends: what it held comes back where it was."""
@@ -165,6 +170,10 @@ class Session:
     def delivered(self, consumer: Consumer, number: int) -> None:
         link, world = consumer.link, self.world
         if consumer.is_ended or self.is_over or link.state != LinkState.OPEN:
+            return
+        if number == world.queues[link.shard].marker:
+            link.is_marked = True
+            self.let_go(link.shard)
             return
         world.passed(consumer, number)
         link.delivered += 1
@@ -533,6 +542,23 @@ class World:
                 if session.node == node and not session.is_over:
                     sidecar.drop(name, notice=min(back_after, timeout))
 
+    def mark(self, shard: str) -> None:
+        """A marker is put behind the messages of a shard, which gets no more."""
+        queue = self.queues[shard]
+        self.idle.add(shard)
+        queue.marker = queue.sent
+        queue.ready.append(queue.sent)
+        queue.sent += 1
+        self._pump(queue)
+
+    def unmark(self, shard: str) -> None:
+        """The marker is taken away, while no member has it, and the shard gets messages again."""
+        queue = self.queues[shard]
+        assert queue.ready == [queue.marker]
+        queue.ready, queue.marker = [], None
+        self.idle.discard(shard)
+        self.disturb("a marker is taken away")
+
     # The judgement.
 
     def passed(self, consumer: Consumer, number: int) -> None:
@@ -565,7 +591,13 @@ class World:
                 ]
                 if open_links and self.now - self.ordered > self.bound:
                     self.fault("consumed though paused", queue.name, open_links[0].session.member.id)
-            if is_good or not queue.exists or not any(self._is_fit(session, queue) for session in self.sessions):
+            is_ending = queue.marker is not None and queue.ready[:1] == [queue.marker]
+            if (
+                is_good
+                or is_ending
+                or not queue.exists
+                or not any(self._is_fit(session, queue) for session in self.sessions)
+            ):
                 queue.still_since = None
             elif queue.still_since is None:
                 queue.still_since = self.now
