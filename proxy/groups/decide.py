@@ -49,6 +49,7 @@ class Reason(Enum):
     NOT_LET_GO = 6
     ACKS = 7
     PAUSED = 8
+    ENDING = 9
 
 
 class Move(NamedTuple):
@@ -279,7 +280,8 @@ def _move(view: View, links: Links, owners: Mapping[str, str], shard: str, targe
     """Return the move of a shard that is not with its target, or whose last owner has yet to ack; None if it stays."""
     for member, link in links.get(shard, ()):
         if link.state == _LEAVING:
-            return Move(shard, member, target, Reason.ACKS)
+            # Without acks to wait for a link ends at once, unless the member has let the shard go at a marker.
+            return Move(shard, member, target, Reason.ACKS if link.unacked else Reason.ENDING)
     owner = owners.get(shard, "")
     return Move(shard, owner, target, _reason(view, shard, owner, target)) if owner != target else None
 

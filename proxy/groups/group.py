@@ -46,16 +46,17 @@ _UNDECIDED: Final = Stance(wants=False, behind="")
 """The words of a link about which nothing has been decided yet."""
 
 
-def _told_links(member: Member) -> dict[str, tuple[int, float, int]]:
+def _told_links(member: Member, now: float) -> dict[str, tuple[int, float, int]]:
     """Return by shard what beats tell of a member's links: the state, since when it is open, and the unacked messages.
 
-    A shard that the member let go at a marker stays the member's, until its next link is open or has ended.
+    A shard that the member let go at a marker stays the member's for the pause after that, and until its next link is
+    open, which is soon if the member should still have the shard.
     """
     leaving = LinkState.LEAVING.value
     endings = {} if member.leaving else member.endings
-    told = {shard: (leaving, ending.since, 0) for shard, ending in endings.items()}
+    told = {shard: (leaving, it.since, 0) for shard, it in endings.items() if now < it.until + ORPHANED}
     for shard, link in member.links.items():
-        if link.state in TOLD and not (link.state == LinkState.OPENING and shard in endings):
+        if link.state in TOLD and not (link.state == LinkState.OPENING and shard in told):
             told[shard] = link.state, link.since, link.unacked
         elif link.is_marked:
             told[shard] = leaving, link.since, link.unacked
@@ -443,7 +444,7 @@ class Group:
         for member in self.local.values():
             links = {
                 shard: LinkBeat(state, since, unacked, *stances.get((member.id, shard), _UNDECIDED))
-                for shard, (state, since, unacked) in _told_links(member).items()
+                for shard, (state, since, unacked) in _told_links(member, now).items()
             }
             yield MemberBeat(
                 member.id,

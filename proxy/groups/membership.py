@@ -64,6 +64,10 @@ _ARGUMENTS: Final[dict[str, Any]] = {
 """Arguments of a sidecar's queue, so that a sidecar which hangs fills no memory of the broker."""
 
 
+class MissingError(Exception):
+    """The broker has no queue of this name."""
+
+
 class Room:
     """The exchange of one group, and this sidecar's queue on it, kept up until it is closed."""
 
@@ -322,10 +326,14 @@ class Line:
 
         RabbitMQ counts no more than one for a quorum queue with single active consumer, and none if the queue's leader
         does not tell within 250 ms (by its source). A link that is opened for that waits, and ends as a spare one.
+        Raises MissingError if there is no such queue.
         """
-        with contextlib.suppress(Exception):
+        try:
             return await self._declared(queue)
-        return None
+        except aio_pika.exceptions.ChannelNotFoundEntity:
+            raise MissingError(queue) from None
+        except Exception:  # aio-pika raises many kinds
+            return None
 
     async def _declared(self, queue: str) -> int:
         """Declare a queue passively, on a channel of its own; return the number of its consumers.

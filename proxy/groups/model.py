@@ -226,8 +226,8 @@ class Pause(NamedTuple):
 class Ending(NamedTuple):
     """The pause before a member's next look at a shard that it let go at a marker, as its generation ends.
 
-    Beats tell of the link that has ended as LEAVING, until another one is open. Whoever opened a link meanwhile might
-    do so while the command deletes the queue, and RabbitMQ ends a connection with 541 for that (seen on 4.3.6).
+    Beats tell of the link that has ended as LEAVING meanwhile, and until another one is open. Another member's link
+    might be opened while the command deletes the queue, and RabbitMQ ends a connection with 541 for that (4.3.6).
     """
 
     until: float

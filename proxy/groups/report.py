@@ -20,6 +20,7 @@ _WORDS: Final = {
     Reason.DISAGREEMENT: "its sidecar has yet to see the same owner, or the same members",
     Reason.NOT_LET_GO: "the owner has yet to let it go",
     Reason.PAUSED: "it is paused, and the owner has yet to let it go",
+    Reason.ENDING: "its generation ends",
     Reason.ACKS: "the owner has yet to ack {unacked} of its messages",
 }
 """The words of the reasons why a shard is not with its target."""
@@ -144,9 +145,7 @@ def _move(group: RunningGroup, move: Move, members: Mapping[str, MemberBeat], no
     moving_since = state.shards[move.shard].moving_since if move.shard in state.shards else now
     links = [member.links[move.shard] for member in members.values() if move.shard in member.links]
     unacked = sum(link.unacked for link in links if link.state == LinkState.LEAVING)
-    # Without any, a link ends at once. A member that let the shard go at a marker tells so for longer.
-    is_ending = move.reason is Reason.ACKS and not unacked
-    why = "its generation ends" if is_ending else _WORDS[move.reason].format(unacked=unacked)
+    why = _WORDS[move.reason].format(unacked=unacked)
     if move.reason is Reason.REFUSED and move.target in state.local:
         pause = state.local[move.target].pauses.get(move.shard)
         why += f": {pause.why}" if pause is not None else ""

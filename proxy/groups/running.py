@@ -17,7 +17,7 @@ from proxy.groups.blocked import MOST_KEYS, Backlog, BlockedKey
 from proxy.groups.changes import news, some
 from proxy.groups.decide import Act, Step
 from proxy.groups.group import Group
-from proxy.groups.membership import Membership
+from proxy.groups.membership import Membership, MissingError
 from proxy.groups.model import Actions, LinkState, Member
 from proxy.groups.operators import Answer, Operators, OrderError, Sent
 from proxy.groups.operators import decode as decode_order
@@ -321,7 +321,11 @@ class RunningGroup:
     async def _count(self, shards: Sequence[str]) -> None:
         """Count the consumers of shards, one after the other, until the broker does not answer."""
         for shard in shards:
-            consumers = await self.room.line.consumers(shard)
+            try:
+                consumers = await self.room.line.consumers(shard)
+            except MissingError:
+                self.state.missing(shard, time.monotonic())
+                continue
             self.state.counted(shard, consumers, time.monotonic())
             self._wake.set()
             if consumers is None:
@@ -352,7 +356,10 @@ class RunningGroup:
         if link is None:
             return False
         then = "so the shard goes to the next member"
-        leaves_for = now - link.changed_at if link.state == LinkState.LEAVING else 0.0
+        # Behind a marker no member waits. A message that takes longer than groups_leave_timeout would never be settled,
+        # since the next link finds the marker, too.
+        is_awaited = link.state == LinkState.LEAVING and (member.leaving or not link.is_marked)
+        leaves_for = now - link.changed_at if is_awaited else 0.0
         if parts.leave_timeout and leaves_for > parts.leave_timeout:
             limit = "groups_leave_timeout"
         elif parts.ack_timeout and age > parts.ack_timeout:

@@ -8,7 +8,17 @@ from proxy.groups.group import DECIDED_A_SECOND, Group, Tick
 from proxy.groups.model import Link, LinkEvent, LinkState, Member
 from proxy.groups.pauses import PauseOrder, Pauses, Verb
 from proxy.groups.peers import Question
-from proxy.groups.timing import ASK_AGAIN, BEAT, CALM, LATE, ORPHANED, PAUSES_WITHIN, SOON, between_news
+from proxy.groups.timing import (
+    ASK_AGAIN,
+    BEAT,
+    CALM,
+    FIRST_LINK_PAUSE,
+    LATE,
+    ORPHANED,
+    PAUSES_WITHIN,
+    SOON,
+    between_news,
+)
 
 NOW = 100.0
 
@@ -258,8 +268,8 @@ def test_a_shard_is_its_owners_from_the_end_of_a_link_at_a_marker_until_the_next
     made = group(1)
     (member,) = made.local.values()
 
-    def told() -> list[int]:
-        return [link.state for link in made.beat(NOW, is_full=True).told[0].links.values()]
+    def told(now: float = NOW) -> list[int]:
+        return [link.state for link in made.beat(now, is_full=True).told[0].links.values()]
 
     link = member.links["s0"] = Link(member, "s0")
     link.enter(LinkEvent.WANT, NOW)
@@ -268,6 +278,9 @@ def test_a_shard_is_its_owners_from_the_end_of_a_link_at_a_marker_until_the_next
     for event in (LinkEvent.LET_GO, LinkEvent.ACKED, LinkEvent.CONSUMING, LinkEvent.CLOSED):
         link.enter(event, NOW)
         assert told() == [LinkState.LEAVING], event
+    # One that should not have the shard any more tells of it no longer.
+    over = NOW + FIRST_LINK_PAUSE + ORPHANED
+    assert (told(over - 0.01), told(over)) == ([LinkState.LEAVING], [])
     link = member.links["s0"] = Link(member, "s0")
     link.enter(LinkEvent.WANT, NOW + 1)
     assert told() == [LinkState.LEAVING]

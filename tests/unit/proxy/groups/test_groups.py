@@ -16,7 +16,7 @@ from proxy.groups.attempts import KEPT
 from proxy.groups.blocked import BlockedKey
 from proxy.groups.decide import Decision
 from proxy.groups.groups import Groups
-from proxy.groups.model import Link, LinkEvent, LinkState, Member
+from proxy.groups.model import Ending, Link, LinkEvent, LinkState, Member
 from proxy.groups.operators import Order
 from proxy.groups.pauses import PauseOrder, Verb
 from proxy.groups.redelivered import POISON, RECENT
@@ -385,6 +385,36 @@ async def test_a_shard_that_moves_waits_for_acks_no_longer_than_it_may(fake: Fak
         await eventually(lambda: ("give up", "q1") in session.did)
         assert ("give up", "q2") not in session.did
         assert groups.report()[0]["members"][0]["stalled"] is False
+
+
+async def test_a_shard_that_ends_at_a_marker_waits_for_acks_as_long_as_any_other_unless_its_member_leaves(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that takes longer would come again and again, since the next link finds the marker, too."""
+    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
+    async with owning(fake, api, "q1", "q2", groups_leave_timeout=0.2) as (groups, its, session):
+        session.oldest = dict.fromkeys(its.links, time.monotonic())
+        for link in its.links.values():
+            link.enter(LinkEvent.LET_GO, time.monotonic())
+        its.links["q1"].is_marked = True
+        await eventually(lambda: ("give up", "q2") in session.did)
+        its.links["q1"].unacked = 0
+        await eventually(lambda: bool(groups.report()[0]["moves"]))
+        assert ("q1", "its generation ends") in [(move["shard"], move["why"]) for move in groups.report()[0]["moves"]]
+        assert ("give up", "q1") not in session.did
+        its.leaving = True
+        await eventually(lambda: ("give up", "q1") in session.did)
+
+
+async def test_a_consumer_that_the_broker_cancels_on_a_shard_that_ends_is_no_warning(
+    fake: FakeManagement, api: Management, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with owning(fake, api, "q1", "q2") as (groups, its, _):
+        its.endings["q1"] = Ending(0.0, 1.0, 0.0)
+        for shard in its.links:
+            groups.link_refused(its, shard, 0, "the broker has cancelled the consumer")
+        (line,) = [each.getMessage() for each in caplog.records if "has no consumer on" in each.getMessage()]
+        assert "'q2'" in line
 
 
 async def test_without_a_time_limit_no_shard_is_given_away(fake: FakeManagement, api: Management) -> None:

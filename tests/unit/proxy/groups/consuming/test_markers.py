@@ -56,7 +56,7 @@ def returned(tag: int) -> bytes:
     return method(1, 60, 120, pack(">QB", tag, 2))
 
 
-# Which messages are markers
+# Markers and other messages
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_member_without_acks_gets_what_comes_until_the_broker_has_cancelled_it
     assert list(member.links) == ["q2"]
 
 
-# What happens between the frames of a marker
+# Events between the frames of a marker
 
 Meanwhile = Callable[[Grouping, Member], None]
 
