@@ -104,6 +104,10 @@ def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
             return Binding(destination, key) not in entry.upstream.bindings
         case BindingRemoved(destination=destination, key=key) if entry.upstream is not None:
             return Binding(destination, key) in entry.upstream.bindings
+        case BindingAdded(destination=destination, plain=True) if any(
+            destination in each.shards for each in entry.others
+        ):
+            return False
         case BindingAdded(destination=destination, key=key):
             has = entry.bindings.weights.get(entry.placed(destination), 0)
             # One more binding of x-modulus-hash is more weight, and which of them are known already is not kept.

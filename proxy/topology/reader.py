@@ -54,7 +54,7 @@ class ExchangeState:
     confirmed_removals: set[Destination] = field(default_factory=set)
     """Destinations whose removal a returned message has confirmed since the last reading."""
     others: WeightsInForce[tuple[int, Destination]] = field(default_factory=WeightsInForce)
-    """What the generations that are not the ring are bound to and groups consume, each with the weight 1."""
+    """The destinations of the generations that are not the ring, by their numbers, each with the weight 1."""
     lanes_read: bool = True
     """Whether the last good reading looked for lanes, which it does for an exchange whose ring is of use.
 
@@ -306,7 +306,8 @@ class Reader:
         behind = of_ring(read_behind.behind, found, before)
         others, others_in_force = others_bound(
             name[1],
-            found,
+            # Without a ring, no lane is read that would tell of a shard.
+            found if has_ring else Current(FIRST),
             read_behind.behind,
             known,
             before,

@@ -8,7 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from pamqp.commands import Exchange
 
+from proxy.topology.bindings import Promise
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.generations import bind, declare, fence, lane, made, queue, queues
@@ -205,6 +207,27 @@ def test_a_group_consumes_a_new_queue_once_it_is_open(
             vhost.unbind("orders", lane(1, shard), _key(vhost, lane(1, shard)), kind="e")
         wait_until("the old ones are gone", lambda: group(sidecar, vhost) == queues(2, 3))
         wire.goodbye()
+
+
+def test_a_client_binds_the_last_lane_through_the_sidecar(slow: Sidecar, vhost: VirtualHost, client: Client) -> None:
+    made(vhost, 2, x_queue_type="classic")
+    declare(vhost, 2, 2, x_queue_type="classic")
+    bind(vhost, 2, 0, 2)
+    with client.session(slow.amqp_port, vhost.name) as wire:
+        wire.channel(1)
+        wire.publish(1, "orders", KEYS[0])
+        wire.confirm(1)
+        arguments: Any = Promise(queue(1, 1), (), 2, 2).as_arguments()
+        last = Exchange.Bind(destination=lane(2, 1), source="orders", routing_key="1", arguments=arguments)
+        wire.ask(1, last, Exchange.BindOk)
+        wire.publish(1, "orders", KEYS[0])
+        wire.confirm(1, 2, 1)
+        wire.goodbye()
+    place = owner(queues(1, 2), KEYS[0])
+    assert {name: len(vhost.drain(name)) for name in (place, place.replace("orders.", "orders.g2."))} == {
+        place: 1,
+        place.replace("orders.", "orders.g2."): 1,
+    }
 
 
 def _key(vhost: VirtualHost, lane: str) -> str:

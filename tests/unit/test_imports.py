@@ -57,6 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "proxy.http.admin": {
         *("ring", "proxy.outcome", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"),
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
+        "proxy.http.sending",
         *("proxy.groups", "proxy.tracing"),
     },
     "proxy.redrive": {

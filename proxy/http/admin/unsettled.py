@@ -4,7 +4,7 @@ Who makes a new generation of shards asks each sidecar for this, once each sidec
 the count is not zero, a message may still come to a shard of the old one. Nothing is counted beforehand, so publishes
 cost no more for it. A publish counts as unsettled where nobody knows.
 
-- Of an AMQP channel, `proxy/session/publishing/order.py` knows by which ring its unsettled publishes went. They count
+- `proxy/session/publishing/order.py` knows by which ring the unsettled publishes of an AMQP channel went. They count
   until their client has an answer, so those that came back and are published again count as well.
 - An HTTP publish is on the channel of the lane that it was sent to. It counts if the present ring has no such lane, or
   if it came back and is to be sent again.
@@ -29,7 +29,7 @@ AT_ONCE: Final = 200
 
 
 class Unsettled(NamedTuple):
-    """What is not known to be in the queues of an exchange's shards."""
+    """The publishes to an exchange that are not known to be in the queues of its shards."""
 
     before: int
     """The publishes that went by an earlier ring than the present one and have no answer yet."""

@@ -1,5 +1,7 @@
 """Which declarations of clients may change where publishes go."""
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.settings.patterns import Mode
@@ -13,6 +15,7 @@ from proxy.topology.declarations import (
     QueueDeleted,
     is_news,
 )
+from proxy.topology.generations import OtherGeneration, OtherShard
 from proxy.topology.table import Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -85,3 +88,13 @@ def test_whether_a_declaration_may_change_where_publishes_go(
     declaration: Declaration, known: Entry, news: bool
 ) -> None:
     assert is_news(X, known, declaration) is news
+
+
+def test_a_lane_of_another_generation_that_is_declared_again_is_no_news() -> None:
+    """A program that declares all it needs each time it connects costs the management API nothing."""
+    lane = Destination("exchange", "lane.1")
+    former = OtherGeneration(1, 0, {lane: OtherShard("a", (("x", "a"),))})
+    known = replace(entry(A3, known=KNOWN), generation=2, others=(former,))
+    assert not is_news(X, known, BindingAdded("x", lane, "1"))
+    assert is_news(X, known, BindingAdded("x", lane, "1", plain=False)), "it may open the shard to a group"
+    assert is_news(X, known, BindingAdded("x", Destination("exchange", "lane.2"), "1"))

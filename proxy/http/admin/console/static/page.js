@@ -370,6 +370,9 @@ function notes(e) {
     ...e.ignored_bindings.map((b) => ["The binding of ", name(b.destination.name), ` is ignored: ${b.reason}`]),
     ...e.duplicate_bindings.map((d) => [name(d.name), " is bound more than once"]),
     ...e.not_lanes.map((l) => [name(l.name), ` is no lane: ${l.reason}`]),
+    ...(e.generation > 1 ? [[`Generation ${e.generation} of the shards is the ring`]] : []),
+    ...Object.entries(e.not_open || {}).map(([group, shards]) => [name(group), ` may not consume ${shards.length} of its shards yet`]),
+    ...(e.other_generations || []).map((g) => [`Generation ${g.generation} is bound, ${g.bound} times`]),
     ...(e.upstream ? [[`An upstream exchange of ${e.upstream.rings.join(", ")}`]] : []),
   ];
   return found.length > 0 && [h("h2", {}, "Notes"), h("ul", {}, found.slice(0, 100).map((each) => h("li", {}, each)))];
