@@ -30,8 +30,9 @@ from testbed.cluster import private_cluster
 from testbed.node import Node
 from tests.chaos import arena as arenas
 from tests.chaos.arena import LASTING, PROGRAMS, Arena, Program, arena
-from tests.chaos.groups import dead_letters
+from tests.chaos.groups import dead_letters, generations
 from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
+from tests.chaos.groups.generations import Growth
 from tests.chaos.groups.history import Calm, History
 from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict
 from tests.chaos.groups.members import HEALS, Group, libraries
@@ -119,6 +120,8 @@ class Run:
     members: "Members"
     groups: tuple[Named, ...]
     folder: Path
+    generations: int = 0
+    """How often the exchange changes its shards at least; 0 for never."""
 
     @property
     def direct(self) -> bool:
@@ -131,6 +134,7 @@ class Run:
         own = {"ring_max_age": f"{LASTING}"}
         group = {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}", "log_level": "debug"}
         group |= {**RETRIES, "groups_window": f"{self.window}"} if self.in_series else {}
+        group |= {"sync_interval": f"{generations.SYNC_INTERVAL:g}"} if self.generations else {}
         return own if self.direct else own | group
 
     @property
@@ -170,12 +174,12 @@ class Run:
 
         if self.direct:
             return {each.name: Limits(each.shards, each.shard_of(place), balanced=False) for each in self.groups}
-        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, window=self.window)
+        told = Limits((), str, EXCHANGE, ACK_TIMEOUT, window=self.window, moves=bool(self.generations))
         return {
             each.name: replace(
                 told,
                 shards=each.shards,
-                shard_of=each.shard_of(place),
+                shard_of=each.shard_of(place) if not self.generations else lambda _: EXCHANGE,
                 in_series=each.name in self.working,
                 tries=TRIES if each.name in self.in_series else 0,
             )
@@ -193,6 +197,8 @@ def main() -> int:
         "--groups", type=int, default=1, choices=numbers, help="how many groups the exchange has; 1 by default"
     )
     parser.add_argument("--queues", choices=("quorum", "classic"), default="quorum", help="the type of the shards")
+    text = "have the exchange change its shards in order all the while, so often at least"
+    parser.add_argument("--generations", type=int, default=0, help=text)
     kinds = parser.add_mutually_exclusive_group()
     for flag, members, text in KINDS:
         kinds.add_argument(flag, dest="members", action="store_const", const=members, help=text)
@@ -200,6 +206,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.members is Members.MIXED and arguments.groups == 1:
         parser.error("--mixed: a second group is needed: give --groups 2")
+    if arguments.members is Members.DIRECT and arguments.generations:
+        parser.error("--generations: members consume by the exchange's name, so not with --direct")
     libraries()
     arenas.libraries()
     choice = os.environ.get("BROKER", "")
@@ -209,7 +217,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="ringproxy-groups-"))
     faults = schedule(arguments.seed, arguments.faults, DECK_OF_GROUPS)
     groups = named(EXCHANGE, arguments.groups, SHARDS)
-    todo = Run(arguments.seed, faults, arguments.members, groups, folder)
+    todo = Run(arguments.seed, faults, arguments.members, groups, folder, arguments.generations)
     begun = time.monotonic()
     with private_cluster(rabbitmq, arguments.nodes) as nodes:
         where = f"{arguments.queues} queues, nodes: {len(nodes)}, {rabbitmq.source}"
@@ -261,14 +269,14 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             heals=0 if todo.in_series else HEALS,
         )
         injector = Injector(made, group, history, say, direct=todo.direct)
+        growth = Growth(made, todo.folder, todo.seed, [each.name.partition("/")[2] for each in todo.groups[1:]], say)
         try:
             for _ in range(WANTED):
                 await group.joins()
             made.start_publishers(todo.publishers)
             await asyncio.sleep(WARM)
-            for first in range(0, len(todo.faults), ROUND):
-                await injector.run(todo.faults[first : first + ROUND])
-                history.calms += await calm(made, group, todo)
+            async with growth.meanwhile(todo.generations):
+                await rounds(made, group, todo, injector, history)
             await end(made, group, todo)
             if todo.in_series:
                 history.dead_letters = await asyncio.to_thread(dead_letters.read, nodes[0], DEAD)
@@ -285,10 +293,10 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     limits = todo.limits
     verdicts = judge_each(history, limits)
     for name, verdict in verdicts.items():
-        if name in todo.in_series and not verdict.faults:
+        if name in todo.in_series and not verdict.faults and not todo.generations:
             verdict.faults += unseen(part_of(history, name), limits[name])
-    faults = [*group.faults, *(fault for verdict in verdicts.values() for fault in verdict.faults)]
-    if not todo.direct:
+    faults = [*group.faults, *growth.faults, *(fault for verdict in verdicts.values() for fault in verdict.faults)]
+    if not todo.direct and not todo.generations:
         faults += [f"no link took the event {row[1].name} in the state {row[0].name}" for row in missed(rows)]
     (todo.folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
     report(verdicts, history, injector.done, group, rows)
@@ -296,6 +304,14 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
         say(f"  FAULT: {fault}")
     say(f"  {len(faults)} faults")
     return not faults
+
+
+async def rounds(made: Arena, group: Group, todo: Run, injector: Injector, history: History) -> None:
+    """Do all faults, with a calm after each round unless shards are moved all the while."""
+    for first in range(0, len(todo.faults), ROUND):
+        await injector.run(todo.faults[first : first + ROUND])
+        if not todo.generations:
+            history.calms += await calm(made, group, todo)
 
 
 async def calm(made: Arena, group: Group, todo: Run) -> list[Calm]:
@@ -335,7 +351,8 @@ def holders(made: Arena, group: Named, begin: float, folder: Path) -> list[dict[
 async def end(made: Arena, group: Group, todo: Run) -> None:
     """End the publishers, and once the shards are empty the members and the sidecars."""
     await asyncio.to_thread(made.end_clients)
-    if await drained(made.nodes[0], todo.shards):
+    shards = todo.shards if not todo.generations else await asyncio.to_thread(generations.shards, made.nodes[0])
+    if await drained(made.nodes[0], shards):
         await asyncio.to_thread(leave_word, made, todo)
     group.check()
     for member in list(group.running):

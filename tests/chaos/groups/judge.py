@@ -71,6 +71,8 @@ class Limits:
     """Whether members consume in series: then workers write down when they begin, and keys are judged by their work."""
     window: int = 50
     """How many messages of a shard are in a sidecar at most, if they are in series."""
+    moves: bool = False
+    """Whether keys move to other shards in the run: then order, loss and work are judged, and no shard's holders."""
     tries: int = 0
     """How often a client in series gets a message before it is dead-lettered; 0 for any number."""
 
@@ -184,7 +186,8 @@ class _Judge:
         self._works = Works(limits.tries, self._taken, self._fault)
         self._of_tag: dict[tuple[Holder, int], tuple[_Seen, Note]] = {}
         """The deliveries to members in series, by tag."""
-        self._backlogs = Backlogs(history, limits, self._works.done_at) if limits.in_series else None
+        has_windows = limits.in_series and not limits.moves
+        self._backlogs = Backlogs(history, limits, self._works.done_at) if has_windows else None
 
     def judged(self) -> Verdict:
         for life in self._history.lives:
@@ -281,7 +284,7 @@ class _Judge:
         if not before:
             self._verdict.unseen += delivery.redelivered
             self._first_delivered(delivery, note)
-        elif not late:
+        elif not late and not self._limits.moves:
             self._again(delivery, note, shard, before)
         seen = _Seen(delivery, given_back="read late" if late else "")
         before.append(seen)
@@ -289,9 +292,12 @@ class _Judge:
             self._of_tag[delivery.holder, delivery.tag] = (seen, note)
         if late:
             return
-        self._alone(delivery, note, shard)
+        if not self._limits.moves:
+            self._alone(delivery, note, shard)
         self._held[shard][delivery.holder][delivery.tag] = seen
         self._shards[delivery.holder][delivery.tag] = shard
+        if self._limits.moves:
+            return
         last = self._last_holder.setdefault(shard, delivery.holder)
         if last != delivery.holder:
             self._verdict.takeovers += 1
