@@ -51,7 +51,15 @@ def export(state: State, name: str) -> str:
     if exchange is None:
         raise ExportError(f"virtual host {state.vhost!r} has no exchange {name!r}")
     _check(exchange, name)
+    if len(generations := state.generations(name)) > 1:
+        raise ExportError(
+            f"exchange {name!r} changes from generation {generations[0]} of its shards to {generations[-1]}; end that "
+            "first: ring-proxy topology apply --ordered"
+        )
     bindings = state.bindings.get(name, ())
+    if generations != (1,):
+        # Several bindings to one lane promise a shard to one group after the other.
+        bindings = tuple({binding.destination: binding for binding in bindings}.values())
     if exchange.type != CONSISTENT_HASH:
         # There several bindings to one destination are its weight.
         bindings = tuple({binding.destination: binding for binding in bindings}.values())
@@ -101,7 +109,11 @@ def _shard(
     at = state.behind(binding.destination)
     if at.kind == "exchange":
         raise ExportError(f"exchange {name!r} is bound to exchange {at.name!r}, which {state.lane_fault(at.name)}")
-    queue = state.queues.get(at.name)
+    lane = binding.destination.name if binding.destination.kind == "exchange" else None
+    promised = state.lane(lane).promise if lane is not None else None
+    # In a later generation the place on the ring is the name that the queue had in the first one.
+    is_later = promised is not None and promised.generation > 1
+    queue = state.queues.get(dict(promised.groups).get(name, "") if promised is not None and is_later else at.name)
     if queue is None:
         raise ExportError(f"queue {at.name!r} is bound and not listed; try again")
     if not queue.lasting:
@@ -112,8 +124,8 @@ def _shard(
         weight_of(binding.key, exchange.type)
     except WeightError as error:
         raise ExportError(f"queue {at.name!r} is bound with the key {binding.key!r}, which is {error}") from None
-    lane = binding.destination.name if binding.destination.kind == "exchange" else None
-    promised = state.lane(lane).promise if lane is not None else None
+    if is_later:
+        lane = f"{name}.lane.{at.name.removeprefix(f'{name}.')}"
     groups = tuple(group for group, _ in promised.groups if group != name) if promised is not None else ()
     for group in groups:
         if not group.startswith(f"{name}/"):

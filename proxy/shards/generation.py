@@ -29,7 +29,7 @@ left gives its keys to them, so that more old queues must be empty before a new 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from proxy.shards.shard import Sharded
 from proxy.shards.state import State, generation_of
 from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Unbind
 from proxy.topology.bindings import CONSISTENT_HASH, Promise
+from proxy.topology.marker import DRAINER
 from ring.destination import Destination, WeightError, parse_weight
 from ring.hashing import SLOTS
 from ring.ring import owners
@@ -266,6 +267,27 @@ def unpermitted(change: Change, permissions: Iterable[Permission]) -> list[str]:
                     f"user {user!r} may {right} on {has!r} and not on {lacks!r}, by the pattern {pattern!r}: give it a "
                     f"pattern that takes both, with (g[0-9]+\\.)?[0-9]+ for the number"
                 )
+    return lines
+
+
+def strangers(change: Change, consumers: Iterable[Any]) -> list[str]:
+    """Return the consumers of old queues that do not come through sidecars, a line for each.
+
+    `consumers` are those of the virtual host, as the management API lists them. They would get markers, and nothing
+    tells when they have done all before one.
+    """
+    queues = {queue for each in change.old for queue in each.queues.values()}
+    lines = []
+    for each in consumers:
+        if not isinstance(each, dict) or not isinstance(queue := each.get("queue"), dict):
+            continue
+        arguments, tag = each.get("arguments"), str(each.get("consumer_tag"))
+        is_link = isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
+        if queue.get("name") in queues and not is_link and not tag.startswith(DRAINER):
+            lines.append(
+                f"queue {queue['name']!r} has the consumer {tag[:60]!r}, which does not consume as a group through a "
+                "sidecar: have it consume the exchange's name, or stop it"
+            )
     return lines
 
 

@@ -26,6 +26,7 @@ from proxy.shards.generation import (
     differs,
     next_of,
     refusals,
+    strangers,
     taken_back,
     unpermitted,
 )
@@ -169,7 +170,9 @@ class _Course:
         old = sorted(state.generations(name))[0]
         await self._ask_fleet()
         if self.target.generation not in state.generations(name):
-            await self._refuse_unpermitted(change_of(self.target, state))
+            change = change_of(self.target, state)
+            await self._refuse_unpermitted(change)
+            await self._refuse_strangers(change)
             await self._refuse_native()
         await self._make(state)
         state = await self.state()
@@ -210,6 +213,14 @@ class _Course:
             if isinstance(each, dict)
         ]
         if lines := unpermitted(change, permissions):
+            raise StoppedError([*lines, "nothing was changed"])
+
+    async def _refuse_strangers(self, change: Change) -> None:
+        """Raise StoppedError if an old queue has a consumer that does not come through a sidecar."""
+        answer = await self.broker.api.page(
+            ["consumers", self.target.vhost], ["queue.name", "consumer_tag", "arguments"]
+        )
+        if lines := strangers(change, answer if isinstance(answer, list) else []):
             raise StoppedError([*lines, "nothing was changed"])
 
     async def _refuse_native(self) -> None:
@@ -254,14 +265,21 @@ class _Course:
             await asyncio.sleep(_PAUSE)
 
     async def _behind(self) -> str:
-        """Return which sidecars do not route by the new ring yet, or have unsettled publishes; empty if none is so."""
-        state, api, manner, target = await self.state(), self.broker.api, self.manner, self.target
+        """Return which sidecars do not route by the new ring yet, or have unsettled publishes; empty if none is so.
+
+        Where that cannot be known now, such as of a sidecar that has just died, the text says why.
+        """
+        api, manner, target = self.broker.api, self.manner, self.target
         at = target.vhost, target.name
-        exchange = await api.exchange(*at)
-        if exchange is None:
-            raise ManagementError(f"exchange {target.name!r} is gone")
-        wanted = fingerprint(state.weights(target.name), exchange.type, str(exchange.hashed))
-        return await unsettled(api, manner.sidecars, *at, wanted, unconfirmed=manner.unconfirmed)
+        try:
+            state = await self.state()
+            exchange = await api.exchange(*at)
+            if exchange is None:
+                return f"exchange {target.name!r} is gone"
+            wanted = fingerprint(state.weights(target.name), exchange.type, str(exchange.hashed))
+            return await unsettled(api, manner.sidecars, *at, wanted, unconfirmed=manner.unconfirmed)
+        except (FleetError, ManagementError, TopologyError) as error:
+            return str(error)
 
     async def _close(self, change: Change, state: State) -> None:
         """Unbind each old lane, from its queue first where a group is being added."""

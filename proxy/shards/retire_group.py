@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from proxy.shards.apply import Say, StoppedError, stopped, take
 from proxy.shards.broker import Broker, Lock, LockLostError
 from proxy.shards.retire import twice, until
-from proxy.shards.retirement import RetireError, sources
+from proxy.shards.retirement import RetireError, check_generation, sources
 from proxy.shards.state import State
 from proxy.shards.steps import Bind, DeleteQueue, Removal, Step, Unbind
 from proxy.topology.bindings import FANOUT, GROUP_NAME, RING_TYPES, Promise, TopologyError
@@ -164,6 +164,7 @@ async def retire_group(broker: Broker, lock: Lock, what: GroupRetirement, say: S
     or TopologyError if nothing could be read, and StoppedError once it has begun, also if the lock is lost.
     """
     state = (await broker.states([what.vhost]))[what.vhost]
+    check_generation(state, what.exchange, "a group can be taken away as long as they are of the first one")
     course = course_of(state, what)
     if not course.steps:
         say(f"exchange {what.exchange} has no group {what.group}, and no queue of it: nothing to do")

@@ -124,11 +124,18 @@ def removals(state: State, shard: Shard, parts: Parts, *, keep: bool) -> Removal
     return Removals(off_the_ring, closing, (*queues, *map(DeleteExchange, parts.exchanges)))
 
 
+def check_generation(state: State, exchange: str, instead: str) -> None:
+    """Raise RetireError if an exchange has later generations of shards than the first."""
+    if (latest := max(state.generations(exchange), default=1)) > 1:
+        raise RetireError(f"exchange {exchange!r} has shards of generation {latest}: {instead}")
+
+
 def check(state: State, shard: Shard, parts: Parts, *, keep: bool) -> None:
     """Raise RetireError for what would lose messages, or would never end."""
     exchange = state.exchanges.get(shard.exchange)
     if exchange is None or exchange.type not in RING_TYPES:
         raise RetireError(f"virtual host {state.vhost!r} has no hash exchange {shard.exchange!r}")
+    check_generation(state, shard.exchange, "change its shards with: ring-proxy topology apply --ordered")
     if parts.bindings and not state.weights(shard.exchange).keys() - {Destination("queue", shard.queue)}:
         raise RetireError(
             f"queue {shard.queue!r} is the only one of exchange {shard.exchange!r}, which would lose messages"

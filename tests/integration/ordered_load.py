@@ -91,8 +91,7 @@ class OrderedLoad:
             members = [tasks.create_task(self._consume(url, group)) for url in self._consumed for group in self._groups]
             publishers = [tasks.create_task(self._publish(url, number)) for number, url in enumerate(self._urls)]
             await asyncio.wait(publishers)
-            while not self._done.is_set():
-                await asyncio.sleep(0.05)
+            await asyncio.to_thread(self._done.wait)
             for member in members:
                 member.cancel()
 

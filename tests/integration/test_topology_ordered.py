@@ -13,9 +13,12 @@ from proxy.topology.management import ManagementError
 from testbed.broker import Broker
 from tests.integration.broker_api import wait_until
 from tests.integration.conftest import USER, StartSidecar
+from tests.integration.groups import consume
+from tests.integration.load import publishing
 from tests.integration.ordered_load import OrderedLoad
 from tests.integration.sidecar import Sidecar
 from tests.integration.topology import Topology, between_looks, fleet_flags
+from tests.integration.wire_client import Client, port_of
 
 WAITS = [f"proxy.shards.reshard.{name}" for name in ("_COUNTED_WITHIN", "_LISTED_WITHIN")]
 FILE = '[[exchange]]\nname = "orders"\nshards = {}\n'
@@ -151,3 +154,36 @@ def test_each_key_stays_in_order_while_its_exchange_grows_shrinks_and_gets_other
     assert not load.missing
     assert queues(topology) == {f"orders{group}.g4.{n}" for n in (1, 2) for group in ("", ".audit")}
     print(*told, f"{load.total} messages, slowest confirm {load.slowest:.2f} s", sep="\n")
+
+
+def test_a_change_that_would_leave_somebody_behind_is_not_begun(
+    start_sidecar: StartSidecar, topology: Topology, client: Client
+) -> None:
+    topology.write(FILE.format(2))
+    topology.did("apply")
+    before = topology.made()
+    topology.write(FILE.format(3))
+    vhost = topology.vhost
+
+    def refused(*flags: str) -> str:
+        told = topology.run("apply", "--ordered", str(topology.file), *flags)
+        assert told.returncode == 2
+        assert topology.made() == before
+        return told.stderr
+
+    wait_until("no sidecar is left", lambda: "no sidecar is connected" in refused())
+    vhost.permit(USER, "", r"^(orders|orders\.lane\.[0-9]+)$", "")
+    assert "may write on 'orders.lane.1' and not on 'orders.lane.g2.1'" in refused("--no-sidecars")
+    vhost.permit(USER, "", r"^(orders|orders\.lane\.(g[0-9]+\.)?[0-9]+)$", "")
+    with client.session(port_of(topology.amqp_url), vhost.name) as wire:
+        wire.channel(1)
+        consume(wire, 1, "mine", "orders.2")
+        assert "queue 'orders.2' has the consumer 'mine'" in refused("--no-sidecars")
+        wire.goodbye()
+    with client.session(port_of(topology.amqp_url), vhost.name) as wire:
+        wire.channel(1)
+        with publishing(wire, "orders", "key {}"):
+            assert "messages were published to exchange 'orders' itself" in refused("--no-sidecars")
+        wire.goodbye()
+    start_sidecar()
+    assert "cannot be asked" in refused("--no-sidecars")

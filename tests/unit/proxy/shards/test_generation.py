@@ -1,11 +1,14 @@
 """A change of generations, by what a virtual host has: what may not begin, what is left to do, when shards open."""
 
+import tomllib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from proxy.shards.difference import compare, compare_generation
+from proxy.shards.document import parse
+from proxy.shards.export import ExportError, export
 from proxy.shards.generation import (
     Permission,
     begun,
@@ -14,9 +17,12 @@ from proxy.shards.generation import (
     next_of,
     refusals,
     standing,
+    strangers,
     taken_back,
     unpermitted,
 )
+from proxy.shards.retirement import RetireError, check, parts_of
+from proxy.shards.retirement import Shard as RetiredShard
 from proxy.shards.shard import OwnTerms, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Unbind
@@ -165,7 +171,7 @@ def test_a_generation_is_taken_back_until_it_is_the_ring() -> None:
         *(f"delete exchange orders.lane.g2.{n}" for n in (1, 2, 3)),
         *(f"delete queue orders.g2.{n}" for n in (1, 2, 3)),
     ]
-    full = replace(almost, queues=almost.queues | {"orders.g2.1": FoundQueue("quorum", SAC, ready=1, unacked=0)})
+    full = replace(almost, queues={**almost.queues, "orders.g2.1": FoundQueue("quorum", SAC, ready=1, unacked=0)})
     assert taken_back(target, full) == (
         [],
         "queue 'orders.g2.1' has messages of programs without a sidecar, or is not counted yet",
@@ -199,7 +205,7 @@ def test_a_file_that_no_generation_can_be_made_of_is_refused(wanted: Sharded, wh
 def test_a_queue_that_cannot_be_drained_in_order_is_refused(queue: FoundQueue, why: str) -> None:
     state = made(file(1, 2))
     assert not refusals(file(1, 2, 3), state)
-    (line,) = refusals(file(1, 2, 3), replace(state, queues=state.queues | {"orders.2": queue}))
+    (line,) = refusals(file(1, 2, 3), replace(state, queues={**state.queues, "orders.2": queue}))
     assert "'orders.2'" in line
     assert why in line
 
@@ -213,3 +219,54 @@ def test_users_who_may_use_old_shards_must_have_the_rights_on_new_ones() -> None
     assert "user 'app' may write on 'orders.lane.1' and not on 'orders.lane.g2.1'" in write
     (read,) = unpermitted(change, [Permission("app", "", r"^(orders\.[0-9]+)$")])
     assert "user 'app' may read on 'orders.1' and not on 'orders.g2.1'" in read
+
+
+def later(**more: Any) -> State:
+    """Return a state with three shards of the second generation, and nothing of the first one."""
+    state = made(file(1, 2, **more))
+    target = next_of(file(1, 2, 3, **more), state)
+    state = closed(after(state, compare_generation(target, state, is_new=True).steps), target)
+    change = change_of(target, state)
+    state = without(state, *change.left(state))
+    state = after(state, change.opened(state))
+    return after(state, [Unbind("orders", Destination("exchange", each.lane), "1", "~") for each in change.old])
+
+
+@pytest.mark.parametrize("groups", [(), ("audit",)])
+def test_a_later_generation_is_exported_as_the_file_that_made_it(groups: tuple[str, ...]) -> None:
+    (exported,) = parse(tomllib.loads(export(later(groups=groups), "orders")))
+    assert (exported.numbers, exported.groups, exported.own) == ((1, 2, 3), groups, {})
+
+
+def test_no_file_is_exported_of_two_generations() -> None:
+    state = made(file(1, 2))
+    both = after(state, compare_generation(next_of(file(1), state), state, is_new=True).steps)
+    with pytest.raises(ExportError, match="changes from generation 1 of its shards to 2"):
+        export(both, "orders")
+
+
+def test_no_shard_of_a_later_generation_is_retired() -> None:
+    shard = RetiredShard("orders", "orders.g2.1")
+    with pytest.raises(RetireError, match="apply --ordered"):
+        check(later(), shard, parts_of(later(), shard), keep=False)
+
+
+def test_a_group_is_added_to_a_later_generation() -> None:
+    state = later()
+    difference = compare(file(1, 2, 3, groups=("audit",)), state)
+    assert not difference.refusals
+    state = after(state, difference.steps)
+    left = compare(file(1, 2, 3, groups=("audit",)), state)
+    assert (left.steps, left.refusals) == ((), ())
+    assert state.weights("orders") == later().weights("orders")
+
+
+def test_consumers_beside_the_group_are_named_and_those_of_sidecars_are_not() -> None:
+    state = made(file(1, 2))
+    change = change_of(next_of(file(1, 2, 3), state), state)
+    link: dict[str, Any] = {"queue": {"name": "orders.1"}, "consumer_tag": "c", "arguments": {"x-priority": 1}}
+    drainer = link | {"consumer_tag": "ringproxy.generation-1", "arguments": {}}
+    elsewhere = link | {"queue": {"name": "other"}, "arguments": {}}
+    assert strangers(change, [link, drainer, elsewhere, None, {"queue": 1}]) == []
+    (line,) = strangers(change, [link | {"arguments": []}])
+    assert line.startswith("queue 'orders.1' has the consumer 'c', which does not consume as a group through a sidecar")
