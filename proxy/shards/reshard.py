@@ -103,7 +103,7 @@ async def reshard(broker: Broker, lock: Lock, exchange: Sharded, manner: Manner,
     except* (ManagementError, TopologyError, LockLostError, FleetError, DrainError, OSError) as failed:
         faults += _each(failed)
     if faults:
-        raise StoppedError([*dict.fromkeys(map(str, faults)), *course.done(), _GO_ON]) from faults[0]
+        raise StoppedError([*dict.fromkeys(map(str, faults)), *course.how_to_go_on()]) from faults[0]
 
 
 async def abort(broker: Broker, lock: Lock, exchange: Sharded, say: Say) -> None:
@@ -134,9 +134,6 @@ def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
             yield error
 
 
-_GO_ON = "run it again: it goes on from here"
-
-
 class _Course:
     """One change on its way."""
 
@@ -151,8 +148,11 @@ class _Course:
         """Return what exists now."""
         return (await self.broker.states([self.target.vhost]))[self.target.vhost]
 
-    def done(self) -> list[str]:
-        return [f"it was stopped at: {self._phase}"] if self._phase else []
+    def how_to_go_on(self) -> list[str]:
+        """Return how far the change has come, and what to do after it was stopped, in lines."""
+        if not self._phase:
+            return ["nothing was changed"]
+        return [f"it was stopped at: {self._phase}", "run it again: it goes on from here"]
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -168,18 +168,18 @@ class _Course:
         """Take all steps that are left."""
         name, number = self.target.name, self.target.generation
         old = sorted(state.generations(name))[0]
-        await self._ask_fleet()
         if self.target.generation not in state.generations(name):
             change = change_of(self.target, state)
             await self._refuse_unpermitted(change)
             await self._refuse_strangers(change)
             await self._refuse_native()
-        await self._make(state)
-        state = await self.state()
-        change = change_of(self.target, state)
+        await self._ask_fleet()
         nodes = await self._nodes(state)
         async with AsyncExitStack() as stack:
             connections = [await stack.enter_async_context(self._connection(node)) for node in nodes]
+            await self._make(state)
+            state = await self.state()
+            change = change_of(self.target, state)
             self.phase(f"{name}: closes the lanes of generation {old}")
             if not self._is_closed(change, state):
                 await self._switched()

@@ -186,4 +186,6 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
             assert "messages were published to exchange 'orders' itself" in refused("--no-sidecars")
         wire.goodbye()
     start_sidecar()
-    assert "cannot be asked" in refused("--no-sidecars")
+    told = refused("--no-sidecars")
+    assert "cannot be asked" in told
+    assert "nothing was changed" in told
