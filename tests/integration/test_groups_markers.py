@@ -286,6 +286,24 @@ def test_a_marker_without_its_command_is_looked_at_now_and_then_and_what_comes_o
     assert grouping.log().count(" has orders.0") == 1
 
 
+def test_a_message_before_the_marker_may_take_longer_than_a_shard_that_moves_waits(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    sharded(vhost, SHARDS)
+    sidecar = start_sidecar(groups="orders", groups_leave_timeout="1")
+    publish(client, sidecar.amqp_port, vhost, [("", ENDING, b"%d" % n) for n in range(12)])
+    with commanding(client, broker, vhost) as command, client.session(sidecar.amqp_port, vhost.name) as member:
+        holding(member, 12)
+        command.put_marker()
+        command.queue_up()
+        command.put_marker()
+        time.sleep(3)
+        nothing_comes(member)
+        member.tell(1, Basic.Ack(0, True))
+        assert command.active() == [(b"", True)] * 2
+        nothing_comes(member)
+
+
 def test_a_member_without_acks_gets_no_marker_and_lets_the_shard_go(
     grouping: Sidecar, vhost: VirtualHost, client: Client, broker: Broker
 ) -> None:
