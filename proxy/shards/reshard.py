@@ -41,8 +41,9 @@ from ring.ring import fingerprint
 _SWITCHED_WITHIN = 20.0
 """Seconds that sidecars have to take the new ring before the old lanes are closed. Later ones learn it by returns."""
 
-_COUNTED_WITHIN = 6.0
-"""Seconds in which the management API counts what is published to an exchange."""
+_COUNTED_WITHIN = 11.0
+"""Seconds in which the management API counts what is published to an exchange: nodes tell it, and it keeps what they
+tell, every 5 s."""
 
 _LISTED_WITHIN = 6.0
 """Seconds until the management API lists each connection that was there before."""
@@ -171,8 +172,8 @@ class _Course:
         if self.target.generation not in state.generations(name):
             change = change_of(self.target, state)
             await self._refuse_unpermitted(change)
-            await self._refuse_strangers(change)
             await self._refuse_native()
+            await self._refuse_strangers(change)
         await self._ask_fleet()
         nodes = await self._nodes(state)
         async with AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from proxy.shards import apply
+from proxy.shards import apply, reshard
 from proxy.topology.management import ManagementError
 from testbed.broker import Broker
 from tests.integration.broker_api import wait_until
@@ -20,6 +20,7 @@ from tests.integration.sidecar import Sidecar
 from tests.integration.topology import Topology, between_looks, fleet_flags
 from tests.integration.wire_client import Client, port_of
 
+COUNTED = reshard._COUNTED_WITHIN
 WAITS = [f"proxy.shards.reshard.{name}" for name in ("_COUNTED_WITHIN", "_LISTED_WITHIN")]
 FILE = '[[exchange]]\nname = "orders"\nshards = {}\n'
 
@@ -157,7 +158,7 @@ def test_each_key_stays_in_order_while_its_exchange_grows_shrinks_and_gets_other
 
 
 def test_a_change_that_would_leave_somebody_behind_is_not_begun(
-    start_sidecar: StartSidecar, topology: Topology, client: Client
+    start_sidecar: StartSidecar, topology: Topology, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topology.write(FILE.format(2))
     topology.did("apply")
@@ -178,14 +179,17 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
     with client.session(port_of(topology.amqp_url), vhost.name) as wire:
         wire.channel(1)
         consume(wire, 1, "mine", "orders.2")
+        wait_until("it is listed", lambda: bool(vhost.api.ask("GET", "consumers", vhost.name)))
         assert "queue 'orders.2' has the consumer 'mine'" in refused("--no-sidecars")
         wire.goodbye()
     with client.session(port_of(topology.amqp_url), vhost.name) as wire:
         wire.channel(1)
+        monkeypatch.setattr(WAITS[0], COUNTED)
         with publishing(wire, "orders", "key {}"):
             assert "messages were published to exchange 'orders' itself" in refused("--no-sidecars")
         wire.goodbye()
-    start_sidecar()
-    told = refused("--no-sidecars")
-    assert "cannot be asked" in told
-    assert "nothing was changed" in told
+    with client.session(start_sidecar().amqp_port, vhost.name) as wire:
+        told = refused("--no-sidecars")
+        assert "cannot be asked" in told
+        assert "nothing was changed" in told
+        wire.goodbye()
