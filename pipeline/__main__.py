@@ -1,15 +1,17 @@
 """`python -m pipeline JOB ...`, and what spark-submit runs.
 
-Exit status: 0 done, 1 the verdict is bad or something was set aside, 2 an error, 3 no record.
+Exit status: 0 fine, 1 findings of a kind that `--fail-on` names, 2 a fault, 3 no record.
 """
 
 import argparse
 import importlib
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 
-from pipeline import NoRecordError, PipelineError
+from pipeline import FAULT, PipelineError
+from pipeline.metrics import write_metrics
 
 JOBS = {
     "usage": "which queue is hot, and when: messages, outcomes and latencies by time and queue",
@@ -37,19 +39,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except ModuleNotFoundError as error:
                 hint = "see docs/how-to/find-hot-keys.md, Install"
                 print(f"pipeline {name}: the package {error.name!r} is not installed: {hint}", file=sys.stderr)
-                return 2
+                return FAULT
             command.description = module.__doc__
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, started=time.monotonic())
     options = parser.parse_args(given)
     try:
-        return int(options.run(options))
+        return _run(options)
     except PipelineError as error:
         print(f"pipeline {options.job}: {error}", file=sys.stderr)
-        return 3 if isinstance(error, NoRecordError) else 2
+        return error.status
     except Exception:  # an unexpected error must not pass for a verdict
         traceback.print_exc()
-        return 2
+        return FAULT
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a job; of an error its metrics tell, too, if the options ask for them."""
+    try:
+        return int(options.run(options))
+    except Exception as error:
+        if file := vars(options).get("textfile"):
+            status = error.status if isinstance(error, PipelineError) else FAULT
+            write_metrics(file, options.job, status, time.monotonic() - options.started)
+        raise
 
 
 if __name__ == "__main__":

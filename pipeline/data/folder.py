@@ -49,9 +49,10 @@ class Folder:
         """
         path = self._path(name)
         try:
-            unfinished = self._unfinished(path, text)
-            self._files.delete(path, False)  # Not all file systems rename over a file.
-            renamed = self._files.rename(unfinished, path)
+            unfinished, renamed, tries = self._unfinished(path, text), False, 3
+            while not renamed and tries:  # Another run may write one at the same moment.
+                self._files.delete(path, False)  # Not all file systems rename over a file.
+                renamed, tries = self._files.rename(unfinished, path), tries - 1
         except Py4JJavaError as error:
             raise PipelineError(f"--out: {path}: {why(error)}") from None
         if not renamed:

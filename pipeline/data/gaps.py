@@ -50,6 +50,9 @@ class Missing:
         )
 
 
+NONE_MISSING = Missing(0, 0)
+
+
 def sequences(records: DataFrame) -> DataFrame:
     """Return the runs of consecutive numbers in each file: few rows next to the records, a row for each file and gap.
 

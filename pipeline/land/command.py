@@ -1,7 +1,7 @@
 """Lands a journal: makes a table in Parquet of it, by day and hour, each record once, for all jobs that read a journal.
 
 A second run adds what has come since, and what came late. Lines and files that cannot be read are set aside. The exit
-status is 0, or 1 while something is set aside, 2 for an error, and 3 if there is no record.
+status is 1 while something is set aside, unless --fail-on or --skip-unreadable says otherwise.
 """
 
 import argparse
@@ -28,6 +28,10 @@ from pipeline.session import ERRORS, spark_session
 from pipeline.stream import arguments, messages
 from pipeline.stream.queue import StreamQueue
 from pipeline.stream.source import queue_records
+from pipeline.verdict import Verdict, add_verdict_arguments, conclude, of_records, results
+
+_TABLES = {name: name for name in ("records", "rings", "hours", "quarantine")}
+"""The parts of the table, as a verdict names them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     period.add_journal_arguments(parser, required=False)
     arguments.add_arguments(parser)
     parser.add_argument(
-        "--out", required=True, metavar="DIR", help="folder or URL for the table: records/, rings/, hours/, quarantine/"
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="folder or URL for the table (records/, rings/, hours/, quarantine/) and verdict.json",
     )
     parser.add_argument(
         "--every", type=int, metavar="SECONDS", help="do not end, and look for new records every SECONDS"
@@ -43,42 +50,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-unreadable", action="store_true", help="exit with 0 even if lines or files are set aside"
     )
+    add_verdict_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Land what is new; return 1 if something is set aside, unless the options allow it, and else 0.
+    """Land what is new, and write the verdict; return the exit status.
 
-    A file that is set aside counts as long as the journal has a file of its hour.
+    A file that is set aside counts as long as the journal has a file of its hour. With --every the verdict of a folder
+    is written after each round.
 
     Raises PipelineError, as for a wrong option, and NoRecordError for a journal without files in the period.
     """
+    within, queue = period.period_of(options), _queue(options)
+    if options.skip_unreadable:
+        options.fail_on -= {"unreadable"}
+    with spark_session("land") as spark, results(spark, options, within.as_json()) as folder:
+        table = Landed(spark, options.out)
+        begin(folder, table)
+
+        def tell(counts: Counts, hours: Set[str]) -> int:
+            aside = Aside.of(table.manifests_of({*hours, NO_HOUR}).values())
+            figures = {"records": counts.records, "copies": counts.copies}
+            told = Verdict("land", of_records(aside=aside), figures, _TABLES, within.as_json())
+            return conclude(told, folder, options)
+
+        if queue is not None:
+            lines = queue_records(spark, queue, {**arguments.source_options(options), "set_aside": "true"})
+            return tell(land_queue(lines, queue, table, folder, options.every), frozenset())
+        remove_leftovers = leftovers.Remover(table, folder)
+        while True:
+            remove_leftovers()
+            counts, hours = land_journal(spark, options.journal, table, folder, within)
+            if hours:
+                status = tell(counts, hours)
+            if options.every is None:
+                break
+            time.sleep(options.every)
+        if not hours:
+            raise NoRecordError(f"{options.journal}: no file of records{f' {within}' if within.is_limited else ''}")
+    return status
+
+
+def _queue(options: argparse.Namespace) -> StreamQueue | None:
+    """Return the stream queue that the options name, None for a folder. Raises PipelineError for a wrong option."""
     queue = arguments.queue_of(options)
     if (queue is None) == (options.journal is None):
         raise PipelineError("give either --journal, or --amqp-url and --queue: where the records are")
     if options.every is not None and options.every < 1:
         raise PipelineError(f"--every: {options.every} is less than 1")
-    within = period.period_of(options)
-    if queue is not None and within.is_limited:
+    if queue is not None and (options.since or options.until or options.day):
         raise PipelineError("--from, --until and --day need --journal")
-    with spark_session("land") as spark:
-        folder, table = Folder(spark, options.out), Landed(spark, options.out)
-        begin(folder, table)
-        if queue is not None:
-            lines = queue_records(spark, queue, {**arguments.source_options(options), "set_aside": "true"})
-            land_queue(lines, queue, table, folder, options.every)
-            hours = frozenset[str]()
-        else:
-            remove_leftovers = leftovers.Remover(table, folder)
-            while True:
-                remove_leftovers()
-                hours = land_journal(spark, options.journal, table, folder, within)
-                if options.every is None:
-                    break
-                time.sleep(options.every)
-            if not hours:
-                raise NoRecordError(f"{options.journal}: no file of records{f' {within}' if within.is_limited else ''}")
-        aside = Aside.of(table.manifests_of({*hours, NO_HOUR}).values())
-    return int(bool(aside) and not options.skip_unreadable)
+    return queue
 
 
 def begin(folder: Folder, table: Landed) -> None:
@@ -96,11 +118,14 @@ def begin(folder: Folder, table: Landed) -> None:
 
 def land_journal(
     spark: SparkSession, journal: str, table: Landed, folder: Folder, within: period.Period
-) -> frozenset[str]:
-    """Land the files of a journal's folder that are new in a period; return the hours in which it has files."""
+) -> tuple[Counts, frozenset[str]]:
+    """Land the files of a journal's folder that are new in a period.
+
+    Return the counts of what was new, and the hours in which the journal has files.
+    """
     files = listed(spark, journal, within)
     if not files:
-        return frozenset()
+        return Counts(), frozenset()
     landing, bad = Landing(table, folder), dict[str, str]()
     rings = read_rings(spark, journal, lambda file, error: bad.update({file: str(error)}))
     for fingerprint, ring in rings.items():
@@ -111,7 +136,7 @@ def land_journal(
         _merge(table, folder, hours)
         total += counts
     _tell(total, folder)
-    return frozenset(file.hour for file in files)
+    return total, frozenset(file.hour for file in files)
 
 
 def _land_files(
@@ -166,10 +191,13 @@ def _set_rings_aside(
     return Counts(files=len(new))
 
 
-def land_queue(lines: DataFrame, queue: StreamQueue, table: Landed, folder: Folder, every: int | None) -> None:
-    """Land what has come into a stream queue since the last run; with `every`, go on with what comes."""
+def land_queue(lines: DataFrame, queue: StreamQueue, table: Landed, folder: Folder, every: int | None) -> Counts:
+    """Land what has come into a stream queue since the last run, and return the counts of it.
+
+    With `every`, a number of seconds, go on with what comes.
+    """
     known, remove_leftovers = set(read_rings(table.spark, table.path)), leftovers.Remover(table, folder)
-    of_rings = Counts()
+    of_rings, total = Counts(), Counts()
 
     def want_rings(named: set[str]) -> None:
         nonlocal of_rings
@@ -185,13 +213,14 @@ def land_queue(lines: DataFrame, queue: StreamQueue, table: Landed, folder: Fold
     landing = Landing(table, folder, want_rings)
 
     def add(batch: DataFrame, number: int) -> None:
-        nonlocal of_rings
+        nonlocal of_rings, total
         remove_leftovers()
         of_rings = Counts()
         counts, _, hours = landing.land(lines_of_queue(batch))
         if counts.unreadable:
             table.change(folder, NO_HOUR, lambda one: replace(one, unreadable=one.unreadable + counts.unreadable))
         _merge(table, folder, hours)
+        total += counts + of_rings
         _tell(counts + of_rings, folder)
 
     # The offsets of another queue mean nothing here.
@@ -199,6 +228,7 @@ def land_queue(lines: DataFrame, queue: StreamQueue, table: Landed, folder: Fold
     stream = lines.writeStream.foreachBatch(add).option("checkpointLocation", f"{folder}/checkpoint/{name}")
     trigger = stream.trigger(availableNow=True) if every is None else stream.trigger(processingTime=f"{every} seconds")
     trigger.start().awaitTermination()
+    return total
 
 
 def _merge(table: Landed, folder: Folder, hours: Iterable[str]) -> None:

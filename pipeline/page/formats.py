@@ -116,3 +116,11 @@ def shortened(name: str) -> str:
         return name
     kept = (_SHOWN - 1) // 2
     return f"{name[: _SHOWN - 1 - kept]}…{name[-kept:]}"
+
+
+def key_text(key: bytes | None) -> str:
+    """Return a key for people: as text if it is printable UTF-8, else in hexadecimal digits."""
+    if key is None:
+        return "not journalled"
+    text = bytes(key).decode(errors="replace")
+    return text if text.isprintable() and "\ufffd" not in text else bytes(key).hex()

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.findings import KINDS, Finding
 from pipeline.page import plots
 from pipeline.page.about import About
 from pipeline.page.formats import Number, count, estimate, shortened
@@ -29,6 +30,14 @@ class Grade(Enum):
     GOOD = ("good", "✓", "Good")
     LOOK = ("look", "!", "To look at")
     BAD = ("bad", "✕", "Bad")
+
+
+def grade(findings: Iterable[Finding]) -> Grade:
+    """Return how these findings are to be taken: the worst of their kinds counts."""
+    kinds = [KINDS[finding.kind] for finding in findings]
+    if any(kind.is_bad for kind in kinds):
+        return Grade.BAD
+    return Grade.LOOK if kinds else Grade.GOOD
 
 
 class Report:

@@ -1,6 +1,6 @@
 """Compares the journal with what consumers saw: which messages were lost, duplicated, out of order or misplaced.
 
-The exit status is 0 if no message is lost or in the wrong queue, 1 if one is, and 2 for an error.
+The exit status is 1 if a message is lost or in the wrong queue, unless --fail-on says otherwise.
 """
 
 import argparse
@@ -23,8 +23,10 @@ from pipeline.page import about
 from pipeline.reconcile.messages import FLAWS, judged, seen_in, summary, together
 from pipeline.reconcile.order import chunks, late
 from pipeline.reconcile.report import report
-from pipeline.reconcile.verdict import is_against, verdict
+from pipeline.reconcile.verdict import judged as judged_of
+from pipeline.reconcile.verdict import verdict
 from pipeline.session import spark_session
+from pipeline.verdict import Verdict, add_verdict_arguments, conclude, paths, results
 
 CLOCKS = 1_000_000
 """The most microseconds by which the clocks of sidecars and consumers are taken to differ."""
@@ -77,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder or URL for messages/, summary/, verdict.json and report.html",
     )
+    add_verdict_arguments(parser)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class _Journal:
     """The facts that a journal tells of its completeness, and of the records that are judged."""
 
     missing: gaps.Missing
+    records: int
+    """How many records are judged."""
     sample: float
     without_id: int
     without_key: int
@@ -98,15 +103,18 @@ class _Journal:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables, the verdict and the report; return 1 if a message is lost or misplaced, else 0."""
+    """Write the tables, the verdict and the report; return the exit status."""
     within = period.period_of(options)
-    with spark_session("reconcile") as spark, ExitStack() as stack:
+    with (
+        spark_session("reconcile") as spark,
+        results(spark, options, within.as_json()) as out,
+        ExitStack() as stack,
+    ):
 
         def kept(rows: DataFrame) -> DataFrame:
             stack.callback(rows.persist().unpersist)
             return rows
 
-        out = Folder(spark, options.out)
         # Read and parsed once, for all that follows. A bad file or field of any of it ends the job here, with nothing
         # written or removed.
         records = kept(read_records(spark, options.journal, within.wider(_AROUND)).select(*_READ))
@@ -135,11 +143,13 @@ def run(options: argparse.Namespace) -> int:
             "files_set_aside": aside.files,
             "sample": journal.sample,
         }
-        told = {"v": 1, "verdict": verdict(found), **within.as_json(), **found}
+        told = {"verdict": verdict(found), **within.as_json(), **found}
+        where = {"vhost": options.vhost} | ({"exchange": options.exchange} if options.exchange else {})
+        findings = judged_of(found, where, by_queue)
         given = ("vhost", "exchange", "seen", "message_id", "queue", "time", "sequence")
         parameters = {f"--{name.replace('_', '-')}": vars(options)[name] for name in given}
         head = about.of_journal(options.journal, within, journal.times, parameters, aside)
-        page = report(told, journal.missing, by_queue, worst, head)
+        page = report(told, findings, journal.missing, by_queue, worst, head)
         if within.is_limited:
             page.text(
                 f"This page is about records {within}. A message that was seen at another time counts if it has such a"
@@ -147,10 +157,11 @@ def run(options: argparse.Namespace) -> int:
                 " in the hour before or after."
             )
         out.write("report.html", page.html())
-        out.write_verdict(told)
+        figures = {"records": journal.records, "messages": counts["messages"]}
+        status = conclude(Verdict("reconcile", findings, figures, paths("messages", "summary"), told), out, options)
     counted = ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in FLAWS)
     print(f"{told['verdict']}: {counted}: {out}/report.html")
-    return int(is_against(told))
+    return status
 
 
 def _queues_of_other_times(
@@ -208,15 +219,16 @@ def _journal(records: DataFrame, ours: Column, options: argparse.Namespace, with
     if not any(row.records for row in told):
         raise NoRecordError(f"{options.journal}: no record of {where}")
     without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
-    if without_id == (count := sum(row.records for row in told)):
+    count = sum(row.records for row in told)
+    if without_id == count:
         raise PipelineError(
             f"{options.journal}: none of the {count:,} records of {where} has a message id: nothing can be judged"
         )
     for row in told:
         if row.ring not in known:
-            count = sum(other["all"] for other in told if other.ring == row.ring)
+            named = sum(other["all"] for other in told if other.ring == row.ring)
             raise PipelineError(
-                f"{options.journal}: {count:,} records name ring {row.ring}: rings/{row.ring}.json is missing"
+                f"{options.journal}: {named:,} records name ring {row.ring}: rings/{row.ring}.json is missing"
             )
     # Where the message id is hashed, it may be a key that the journal does not tell. Whether a ring before the one that
     # chose hashed it, only the records say: an exchange's have no ids then, and no keys as they were.
@@ -231,7 +243,7 @@ def _journal(records: DataFrame, ours: Column, options: argparse.Namespace, with
     until = _until(told) if is_whole else 0
     queues = _queues(known[row.ring] for row in every if row.is_ours and row.ring in known)
     times = min(row.since for row in told if row.records), max(row["last"] for row in told if row.records)
-    return _Journal(missing, sample, without_id, without_key, until, queues, known, times)
+    return _Journal(missing, count, sample, without_id, without_key, until, queues, known, times)
 
 
 def _facts(records: DataFrame, ours: Column, inside: Column) -> list[Row]:

@@ -7,37 +7,34 @@ from matplotlib.figure import Figure
 from pyspark.sql import Row
 
 from pipeline.data.gaps import Missing
+from pipeline.findings import Finding
 from pipeline.page import plots
 from pipeline.page.about import About
 from pipeline.page.formats import natural, percent
-from pipeline.page.report import Report
+from pipeline.page.report import Report, grade
 from pipeline.reconcile.messages import FLAWS
-from pipeline.reconcile.verdict import grade
+from pipeline.reconcile.verdict import MEANINGS
 
 _COLOURS = ("#c62f2f", "#e2a23b", "#7a5bd0", "#b8336a", "#2a78d6", "#b0b7bf")
-_MEANINGS = {
-    "lost": "confirmed, and not seen",
-    "duplicated": "seen more than once, and more often than confirmed",
-    "out_of_order": "seen after a later one of its key",
-    "wrong_queue": "seen in another queue than the journal says",
-    "unexpected": "seen, and not in the journal, or of a sidecar killed before its first file",
-    "undetermined": "unclear: the journal has a gap, begins later or is a sample, or another message has that id",
-    "unconfirmed": "not seen, and its publisher got no confirm",
-}
 
 
 def report(
-    told: Mapping[str, Any], missing: Missing, queues: Sequence[Row], worst: Sequence[Row], about: About
+    told: Mapping[str, Any],
+    findings: Sequence[Finding],
+    missing: Missing,
+    queues: Sequence[Row],
+    worst: Sequence[Row],
+    about: About,
 ) -> Report:
     """Return the page.
 
-    `told` has the fields of verdict.json, `queues` the rows of the summary, `worst` some of the messages with a
-    flaw, and `about` is the head of the page.
+    `told` has the fields of verdict.json, `findings` what they come to, `queues` the rows of the summary, `worst` some
+    of the messages with a flaw, and `about` is the head of the page.
     """
     queues = sorted(queues, key=lambda row: natural(row.queue or ""))
     page = Report(
         "Reconcile: did every message arrive?",
-        grade(told),
+        grade(findings),
         f"{told['verdict'].capitalize()}: {told['lost']:,} of {told['confirmed']:,} confirmed messages were not seen;"
         f" {told['wrong_queue']:,} were in the wrong queue, {told['duplicated']:,} seen too often,"
         f" {told['out_of_order']:,} out of order.",
@@ -45,7 +42,7 @@ def report(
     )
     page.text(_what_is_not_known(told, missing))
     page.table(
-        ["finding", "messages", "meaning"], [(name.replace("_", " "), told[name], _MEANINGS[name]) for name in FLAWS]
+        ["finding", "messages", "meaning"], [(name.replace("_", " "), told[name], MEANINGS[name]) for name in FLAWS]
     )
     page.heading("Which queues are affected?")
     if any(row[name] for row in queues for name in FLAWS[:-1]):

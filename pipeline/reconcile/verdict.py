@@ -1,10 +1,26 @@
 """The verdict of `reconcile`: what its numbers come to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.page.report import Grade
+from pyspark.sql import Row
+
+from pipeline.data.gaps import Missing
+from pipeline.data.landed import Aside
+from pipeline.findings import MOST_LISTED, Finding
 from pipeline.reconcile.messages import FLAWS
+from pipeline.verdict import of_records
+
+MEANINGS = {
+    "lost": "confirmed, and not seen",
+    "duplicated": "seen more than once, and more often than confirmed",
+    "out_of_order": "seen after a later one of its key",
+    "wrong_queue": "seen in another queue than the journal says",
+    "unexpected": "seen, and not in the journal, or of a sidecar killed before its first file",
+    "undetermined": "unclear: the journal has a gap, begins later or is a sample, or another message has that id",
+    "unconfirmed": "not seen, and its publisher got no confirm",
+}
+"""The meaning of each of FLAWS, for people."""
 
 _HIDES = {
     "repeated": "repeated message ids",
@@ -23,7 +39,7 @@ def verdict(told: Mapping[str, Any]) -> str:
 
     If no message was lost or misplaced, it names the things that may hide a loss.
     """
-    if is_against(told):
+    if told["lost"] or told["wrong_queue"]:
         return "lost or misplaced"
     hides = _hides(told)
     said = "nothing lost or misplaced"
@@ -35,17 +51,29 @@ def verdict(told: Mapping[str, Any]) -> str:
     return f"{said}, but for what {listed} may hide"
 
 
-def grade(told: Mapping[str, Any]) -> Grade:
-    """Return how the numbers of verdict.json are to be taken."""
-    if is_against(told):
-        return Grade.BAD
-    is_doubtful = not told["confirmed"] or bool(_hides(told)) or any(told[name] for name in FLAWS)
-    return Grade.LOOK if is_doubtful else Grade.GOOD
+def judged(told: Mapping[str, Any], where: Mapping[str, str], queues: Sequence[Row] = ()) -> list[Finding]:
+    """Return the findings that the numbers of verdict.json come to.
 
-
-def is_against(told: Mapping[str, Any]) -> bool:
-    """Return whether a message was lost or in the wrong queue."""
-    return bool(told["lost"] or told["wrong_queue"])
+    `where` has the virtual host and the exchange, and `queues` the rows of the summary, whose queues a finding of a
+    flaw names, with the number of messages in each.
+    """
+    missing = Missing(told["records_missing"], told["records_before_oldest"])
+    found = of_records(missing, Aside(told["lines_set_aside"], told["files_set_aside"]))
+    for name in FLAWS:
+        if count := told[name]:
+            worst = sorted((row for row in queues if row[name]), key=lambda row: -row[name])[:MOST_LISTED]
+            by_queue = {row.queue or "none": row[name] for row in worst}
+            said = f"{count:,} messages: {MEANINGS[name]}."
+            found.append(Finding(name, said, where, by_queue, count))
+    for name, words in _HIDES.items():
+        if told[name] and name not in ("records_missing", "lines_set_aside", "files_set_aside"):
+            found.append(Finding("may_hide_loss", f"{told[name]:,} {words} may hide a loss.", where, count=told[name]))
+    if told["sample"] < 1:
+        said = "Keys outside the sample may hide a loss."
+        found.append(Finding("may_hide_loss", said, where, {"sample": told["sample"]}))
+    if not told["confirmed"]:
+        found.append(Finding("may_hide_loss", "No message was confirmed, so none can be lost.", where))
+    return found
 
 
 def _hides(told: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ import argparse
 
 from pipeline import PipelineError
 from pipeline.data import gaps, period
-from pipeline.data.folder import Folder
 from pipeline.data.journal import read_records, read_rings, set_aside
 from pipeline.page import about
 from pipeline.session import spark_session
@@ -16,6 +15,8 @@ from pipeline.skew.finder import EXACT, find
 from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS
 from pipeline.skew.keys import TRACKED
 from pipeline.skew.report import report
+from pipeline.skew.verdict import judged
+from pipeline.verdict import Verdict, add_verdict_arguments, conclude, paths, results
 
 LEAST_TOP, MOST_TOP = 10, TRACKED
 
@@ -24,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this job."""
     period.add_journal_arguments(parser, required=True)
     parser.add_argument(
-        "--out", required=True, metavar="DIR", help="folder or URL for keys/, destinations/, rings/ and report.html"
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="folder or URL for keys/, destinations/, rings/, verdict.json and report.html",
     )
     parser.add_argument(
         "--top",
@@ -38,21 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"estimate hot keys, which the job always does above {EXACT:,} records",
     )
+    add_verdict_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables and the report; return 0. Raises PipelineError, as for a journal without records."""
+    """Write the tables, the report and the verdict; return the exit status.
+
+    Raises PipelineError, as for a journal without records.
+    """
     if not LEAST_TOP <= options.top <= MOST_TOP:
         raise PipelineError(f"--top: {options.top} is outside {LEAST_TOP} to {MOST_TOP}")
     within = period.period_of(options)
-    with spark_session("skew") as spark:
-        out = Folder(spark, options.out)
+    with spark_session("skew") as spark, results(spark, options, within.as_json()) as out:
         rings, records = read_rings(spark, options.journal), read_records(spark, options.journal, within)
         with gaps.found(options.journal, records, within) as missing_rows:
             missing = gaps.counted(missing_rows)
         found = find(spark, records, rings, options.journal, options.top, approximate=options.approximate)
         if not found:
             raise period.no_record(options.journal, within)
+        out.remove_verdict()
         for name, rows, schema in (
             ("rings", [one.row() for one in found], RINGS),
             ("destinations", [row for one in found for row in one.destination_rows()], DESTINATIONS),
@@ -65,9 +73,13 @@ def run(options: argparse.Namespace) -> int:
         head = about.of_journal(options.journal, within, (first, last), parameters, aside)
         page = report(found, missing, head, aside)
         out.write("report.html", page.html())
-    for one in found:
-        if one.scope.across:
-            print(words.of_all([one]))
+        exchanges = [one for one in found if one.scope.across]
+        figures = {"records": sum(one.scope.records for one in exchanges), "exchanges": len(exchanges)}
+        tables = paths("keys", "destinations", "rings")
+        told = Verdict("skew", judged(found, missing, aside), figures, tables, within.as_json())
+        status = conclude(told, out, options)
+    for one in exchanges:
+        print(words.of_all([one]))
     unreadable = f", {aside}" if aside else ""
     print(f"{missing.records:,} records missing{unreadable}: {out}/report.html")
-    return 0
+    return status

@@ -9,9 +9,10 @@ from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.page import plots
 from pipeline.page.about import About
 from pipeline.page.formats import count, estimate, interval, moment, natural, p_value, percent
-from pipeline.page.report import Grade, Report
+from pipeline.page.report import Report, grade
 from pipeline.skew import measures, words
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
+from pipeline.skew.verdict import judged
 from pipeline.stats.sampling import Estimate
 
 _MOST_KEYS = 50
@@ -26,8 +27,8 @@ def report(every: Sequence[Findings], missing: Missing, about: About, aside: Asi
     `every` has the findings of all exchanges and rings, `missing` says how many records are not in the journal,
     `about` is the page's head, and `aside` counts what landing could not read.
     """
-    judged = grade(every, missing, aside)
-    made = Report("Skew: which keys are hot, and is the load even?", judged, words.of_all(every), about)
+    judgement = grade(judged(every, missing, aside))
+    made = Report("Skew: which keys are hot, and is the load even?", judgement, words.of_all(every), about)
     exchanges = [found for found in every if found.scope.across]
     made.table(
         [
@@ -91,15 +92,6 @@ def _of(found: Findings) -> tuple[str, str]:
     return found.scope.vhost, found.scope.exchange
 
 
-def grade(every: Sequence[Findings], missing: Missing, aside: Aside = NOTHING_ASIDE) -> Grade:
-    """Return how the whole page is to be taken; an exchange of too few records to judge does not worsen it."""
-    exchanges = [found for found in every if found.scope.across]
-    if any(found.unfixable for found in exchanges):
-        return Grade.BAD
-    uneven = any(found.maybe_unfixable or words.is_uneven(found) or found.doubt for found in exchanges)
-    return Grade.LOOK if missing.records or aside or uneven else Grade.GOOD
-
-
 def _exchange(found: Findings) -> Sequence[object]:
     return (
         *(found.name, found.scope.rings, found.messages, found.busiest.destination.name),
@@ -119,13 +111,13 @@ def _ring(found: Findings) -> Sequence[object]:
 
 
 def _row(found: Findings, key: HotKey) -> Sequence[object]:
-    verdict = ""
+    told = ""
     if found.outweighs(key):
-        verdict = "no weight can fix it"
+        told = "no weight can fix it"
     elif found.may_outweigh(key):
-        verdict = "maybe no weight can fix it"
+        told = "maybe no weight can fix it"
     share = interval(*found.share(key))
-    return str(key), str(key.owner), count(key.messages), share, percent(key.fair), verdict
+    return str(key), str(key.owner), count(key.messages), share, percent(key.fair), told
 
 
 def _busiest(found: Findings, most: int) -> list[int]:

@@ -101,7 +101,7 @@ def of_weights(found: Findings) -> str:
     what = "slot" if found.by_slot else "key"
     among = f" of the {count(len(found.candidates))} hottest" if found.approximate else ""
     told = [
-        f"{verb} {'; '.join(_outweighing(found, key) for key in some[:_NAMED])}"
+        f"{verb} {'; '.join(outweighing(found, key) for key in some[:_NAMED])}"
         f"{f'; and {count(len(some) - _NAMED)} more' if len(some) > _NAMED else ''}."
         for verb, some in (
             ("No weight can fix", found.unfixable),
@@ -115,10 +115,18 @@ def of_weights(found: Findings) -> str:
         key = found.above_by_chance[0]
         if found.is_little(key.fair):
             return f"{_records(found)} to say which {what} exceeds a fair share by itself."
-        even = f"not even {_outweighing(found, key)}"
+        even = f"not even {outweighing(found, key)}"
         return f"No {what} exceeds its queue's fair share by more than chance explains, {even}."
     where = " in the sample" if found.scope.least < 1 else ""
     return f"No {what}{among}{where} exceeds its queue's fair share by itself."
+
+
+def outweighing(found: Findings, key: HotKey) -> str:
+    """Return the share of a key next to the fair share of its destination, as the beginning of a sentence."""
+    return (
+        f"{_named(key)}: it alone has {interval(*found.share(key))} of the messages, and the fair share of {key.owner} "
+        f"is {percent(key.fair)}"
+    )
 
 
 def remedies(found: Findings) -> list[str]:
@@ -185,13 +193,6 @@ def _is_too_few(found: Findings) -> bool:
 
 def _records(found: Findings) -> str:
     return f"{count(found.messages)} {'record is' if found.messages == 1 else 'records are'} too few"
-
-
-def _outweighing(found: Findings, key: HotKey) -> str:
-    return (
-        f"{_named(key)}: it alone has {interval(*found.share(key))} of the messages, and the fair share of {key.owner} "
-        f"is {percent(key.fair)}"
-    )
 
 
 def _named(key: HotKey) -> str:

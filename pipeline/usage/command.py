@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 
-from pipeline import PipelineError
+from pipeline import NO_RECORD, PipelineError
 from pipeline.data import gaps, period
 from pipeline.data.folder import Folder
 from pipeline.data.journal import read_records, set_aside, stream_records
@@ -22,6 +22,8 @@ from pipeline.stream.source import queue_records
 from pipeline.usage.findings import find
 from pipeline.usage.report import report
 from pipeline.usage.tables import Tables, Written
+from pipeline.usage.verdict import judged
+from pipeline.verdict import Verdict, add_verdict_arguments, conclude, paths, results
 
 _MOST_KEPT = 5
 """The most hours that the line on kept hours names."""
@@ -41,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `usage` to a parser."""
     period.add_journal_arguments(parser, required=False)
     arguments.add_arguments(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder or URL for usage/, gaps/ and report.html")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder or URL for usage/, gaps/, verdict.json and report.html"
+    )
     parser.add_argument(
         "--window", type=int, default=5, metavar="MINUTES", help="width of a window, which must divide 60 (default: 5)"
     )
@@ -54,10 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="overwrite an hour even if an earlier run read more records of it; not with --stream",
     )
+    add_verdict_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables and the report, and return the exit status 0. Raises PipelineError, as for a wrong option."""
+    """Write the tables, the report and the verdict; return the exit status.
+
+    Raises PipelineError, as for a wrong option, and NoRecordError.
+    """
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: it needs --stream, and must be 1 or more")
     if options.overwrite_fewer and options.stream:
@@ -68,13 +76,17 @@ def run(options: argparse.Namespace) -> int:
     if not within.has_whole_hours:
         raise PipelineError(f"--from and --until must be whole hours, since OUT/usage is by the hour, not {within}")
     queue = _queue(options)
-    with spark_session("usage") as spark, setting(spark, SORTED_FROM, str(MOST_SKETCHES)):
-        out = Folder(spark, options.out)
+    with (
+        spark_session("usage") as spark,
+        setting(spark, SORTED_FROM, str(MOST_SKETCHES)),
+        results(spark, options, within.as_json()) as out,
+    ):
         tables = Tables(spark, options.out, options.window)
         tables.check()
+        out.remove_verdict()
 
-        def tell_now(written: Written | None = None) -> None:
-            tell(tables, out, options, within, written)
+        def tell_now(written: Written | None = None) -> int:
+            return tell(tables, out, options, within, written)
 
         if queue is not None:
             follow(
@@ -92,10 +104,8 @@ def run(options: argparse.Namespace) -> int:
                 written = tables.write(records, missing, within, overwrite_fewer=options.overwrite_fewer)
             if written is None:
                 raise period.no_record(options.journal, within)
-            tell_now(written)
-            return 0
-        tell_now()
-    return 0
+            return tell_now(written)
+        return tell_now()
 
 
 def _queue(options: argparse.Namespace) -> StreamQueue | None:
@@ -111,7 +121,7 @@ def _queue(options: argparse.Namespace) -> StreamQueue | None:
 
 
 def follow(
-    records: DataFrame, tables: Tables, every: int | None, tell_now: Callable[[], None], *, doubled: bool = False
+    records: DataFrame, tables: Tables, every: int | None, tell_now: Callable[[], object], *, doubled: bool = False
 ) -> None:
     """Add the records that have come since the last run to the tables.
 
@@ -136,15 +146,16 @@ def follow(
 
 def tell(
     tables: Tables, out: Folder, options: argparse.Namespace, within: period.Period, written: Written | None
-) -> None:
-    """Write the report, and its first lines to stdout: of the time of a batch, or else of all that is in the tables.
+) -> int:
+    """Write the report and the verdict, and the first lines to stdout; return the exit status.
 
-    `within` is the time that the command line names.
+    They are of the time of a batch, or else of all that is in the tables. `within` is the time that the command line
+    names.
     """
     usage = tables.usage(written.within if written else period.ALWAYS)
     if usage is None:
         print("no records")
-        return
+        return conclude(Verdict("usage", (), {"records": 0}, {}, within.as_json()), out, options, NO_RECORD)
     kept = written.kept if written else []
     found = find(usage, tables.gaps())
     where = options.journal or f"stream queue {options.queue}"
@@ -154,6 +165,13 @@ def tell(
     aside = set_aside(out.spark, options.journal, within) if options.journal else NOTHING_ASIDE
     head = about.of_journal(where, within, (found.windows[0].window, last), parameters, aside)
     out.write("report.html", report(found, head, within, kept, aside).html())
+    figures = {
+        "records": found.whole.messages,
+        "messages": found.whole.messages_scaled,
+        "bytes": found.whole.bytes_scaled,
+    }
+    told = Verdict("usage", judged(found, aside), figures, paths("usage", "gaps"), within.as_json())
+    status = conclude(told, out, options)
     if kept:
         hours = [
             f"{datetime.fromtimestamp(row.hour // 1_000_000, UTC):%Y-%m-%dT%H} (has {row.written:,}, read {row.read:,})"
@@ -166,3 +184,4 @@ def tell(
         f"{found.whole.messages:,} records, {found.missing.records:,} missing{unreadable}: {out}/report.html",
         flush=True,
     )
+    return status

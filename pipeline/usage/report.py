@@ -11,12 +11,13 @@ from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.data.period import ALWAYS, Period
 from pipeline.data.schema import OUTCOMES
 from pipeline.page import plots
-from pipeline.page.about import About, doubt
+from pipeline.page.about import About
 from pipeline.page.formats import Number, about, count, duration, interval, moment, percent, size
-from pipeline.page.report import Grade, Report
+from pipeline.page.report import Report, grade
 from pipeline.stats.sampling import VAGUE
 from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_ROWS, Findings
+from pipeline.usage.verdict import judged
 
 _MOST_LINEAR = 10
 """The highest percentile over the lowest, above which a linear axis would show the lowest as a flat line at 0."""
@@ -50,11 +51,9 @@ def report(
             else f"No record is missing{among or ' among those read'}{' now' if kept and not among else ''}."
         )
     )
-    bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
-    sample = scaling.sample_of(whole)
-    in_doubt = doubt(sample, [scaling.part(first, whole), scaling.share(first, whole)]) if sample else ""
-    grade = Grade.LOOK if found.missing.records or aside or bad or in_doubt else Grade.GOOD
-    made = Report("Usage: which queue is hot, and when?", grade, f"{lead} {in_doubt}".strip(), head)
+    findings = judged(found, aside)
+    in_doubt = "".join(finding.sentence for finding in findings if finding.kind == "vague")
+    made = Report("Usage: which queue is hot, and when?", grade(findings), f"{lead} {in_doubt}".strip(), head)
     if _is_sample(whole):
         made.text(
             f"The journal is a sample: {whole.messages:,} records. Messages, shares, sizes and keys are estimates of "

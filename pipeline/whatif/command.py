@@ -1,6 +1,6 @@
 """Says what a change of queues or weights would move, what each queue would get, and which weights would be better.
 
-It changes nothing. The exit status is 0 within the limits or without limits, 1 over a limit, and 2 for an error.
+It changes nothing. The exit status is 1 over a limit, unless --fail-on says otherwise.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pipeline.data.tables import TEXT, WHOLE, read_table
 from pipeline.page import about
 from pipeline.session import spark_session
 from pipeline.stats.sampling import slots_of
+from pipeline.verdict import Verdict, add_verdict_arguments, conclude, paths, results
 from pipeline.whatif.demand import by_slot, moved_keys, of_exchange, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
 from pipeline.whatif.inputs import Inputs, inputs_of_journal, inputs_of_table
@@ -27,7 +28,7 @@ from pipeline.whatif.present import given
 from pipeline.whatif.published import Published
 from pipeline.whatif.report import answer, limits, report
 from pipeline.whatif.topology import checked, edited
-from pipeline.whatif.verdict import Limits, verdict
+from pipeline.whatif.verdict import Limits, judged, verdict
 
 MOST_TOLD = 20
 """The most keys that the report lists; the Parquet folder has all."""
@@ -86,10 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", required=True, help="folder or URL for moved/, load/, verdict.json and report.html"
     )
+    add_verdict_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables, the verdict and the report; return 1 if a limit is passed, else 0.
+    """Write the tables, the verdict and the report; return the exit status.
 
     Raises PipelineError for a wrong option, and where there is no message.
     """
@@ -98,8 +100,7 @@ def run(options: argparse.Namespace) -> int:
     asked = given(options)  # before the work, not after it
     if options.proposed:
         read_ring(options.proposed)
-    with spark_session("whatif") as spark:
-        out = Folder(spark, options.out)
+    with spark_session("whatif") as spark, results(spark, options, within.as_json()) as out:
         if options.journal:
             records = of_exchange(read_records(spark, options.journal, within), options.vhost, options.exchange)
             every = of_journal(records).persist()
@@ -121,12 +122,17 @@ def run(options: argparse.Namespace) -> int:
         told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
         aside = set_aside(spark, options.journal, within) if options.journal else NOTHING_ASIDE
         told |= {"set_aside": asdict(aside)}
-        page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs, aside))
+        findings = judged(found, told, aside)
+        page = report(
+            found, told, findings, moved, heaviest, inputs.present.said, _about(options, within, inputs, aside)
+        )
         out.write("report.html", page.html())
-        out.write_verdict(told)
+        figures = {"records": told["counted"]["messages"], "messages": told["messages"]}
+        written = {**paths("moved", "load"), "advised": "advised.json"}
+        status = conclude(Verdict("whatif", findings, figures, written, told), out, options)
     unreadable = [f"{aside}."] if aside else []
     print("\n".join([*answer(found), limits(told), *unreadable, f"{out}/report.html"]))
-    return 1 if told["over"] else 0
+    return status
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
+from pipeline.findings import Finding
 from pipeline.page import plots
-from pipeline.page.about import About, doubt
-from pipeline.page.formats import Number, about, count, estimate, interval, natural, percent, shortened, size
-from pipeline.page.report import Grade, Report
+from pipeline.page.about import About
+from pipeline.page.formats import Number, about, count, estimate, interval, key_text, natural, percent, shortened, size
+from pipeline.page.report import Report, grade
 from pipeline.stats.sampling import Estimate
 from pipeline.whatif.findings import Findings
 from pipeline.whatif.prediction import Load
@@ -45,15 +46,22 @@ def limits(told: Mapping[str, Any]) -> str:
 
 
 def report(
-    found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, present: str, head: About
+    found: Findings,
+    told: Mapping[str, Any],
+    findings: Sequence[Finding],
+    moved: Sequence[Row],
+    heaviest: Row,
+    present: str,
+    head: About,
 ) -> Report:
     """Return the HTML file's content.
 
-    `told` is the verdict, `moved` the first of the keys that move, `present` says where the present ring is from, and
-    `head` is the page's head.
+    `told` is the verdict, `findings` what asks for a look, `moved` the first of the keys that move, `present` says
+    where the present ring is from, and `head` is the page's head.
     """
-    lead = " ".join([*answer(found), _doubt(found)]).rstrip()
-    page = Report("What if: what would the change move?", _grade(found, told), lead, head)
+    doubts = [finding.sentence for finding in findings if finding.kind == "vague"]
+    lead = " ".join([*answer(found), *doubts])
+    page = Report("What if: what would the change move?", grade(findings), lead, head)
     page.text(limits(told))
     page.text(present)
     if told["sample"] < 1:
@@ -98,20 +106,12 @@ def report(
     page.table(
         ["key", "slot", "from", "to", "messages", "size"],
         [
-            (as_text(row.key), Number(row.slot), row.destination, row.new_destination, row.messages, size(row.bytes))
+            (key_text(row.key), Number(row.slot), row.destination, row.new_destination, row.messages, size(row.bytes))
             for row in moved
         ],
     )
     page.text(f"The table has the {len(moved):,} with the most messages. The folder moved has all keys that move.")
     return page
-
-
-def as_text(key: bytes | None) -> str:
-    """Return a key for people: as text if it is printable UTF-8, else in hexadecimal digits."""
-    if key is None:
-        return "not journalled"
-    text = bytes(key).decode(errors="replace")
-    return text if text.isprintable() and "\ufffd" not in text else bytes(key).hex()
 
 
 def _busiest(load: Load, got: Mapping[Destination, Estimate], over_fair: Estimate) -> str:
@@ -127,17 +127,6 @@ def _part(of: Estimate, whole: float) -> Estimate:
 
 def _times(told: Estimate) -> str:
     return interval(*told, form="{:.2f}".format)
-
-
-def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
-    if told["over"]:
-        return Grade.BAD
-    return Grade.LOOK if found.weights_help or told["uncertain"] or _doubt(found) else Grade.GOOD
-
-
-def _doubt(found: Findings) -> str:
-    told = [found.max_over_fair.present, found.max_over_fair.proposed, found.moved.of_messages]
-    return doubt(found.published.messages.sample, told)
 
 
 def _destination(found: Findings, row: tuple[Any, ...]) -> Sequence[object]:
@@ -192,7 +181,7 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     if over_fair.least.value > 1:
         share = interval(*found.published.heaviest_share())
         page.text(
-            f"One key alone exceeds every queue's fair share: {shortened(as_text(heaviest.key))}, slot"
+            f"One key alone exceeds every queue's fair share: {shortened(key_text(heaviest.key))}, slot"
             f" {heaviest.slot}, with {heaviest.messages:,} messages, {share} of all. With any weights its queue gets at"
             f" least {_times(over_fair.least)} times its fair share. A new queue or other weights only take other keys"
             " away from that queue. To relieve it further, split the key in the publisher."

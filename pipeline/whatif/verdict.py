@@ -1,10 +1,16 @@
 """The verdict on a proposed ring, for machines: docs/reference/pipeline.md has the fields."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.data.landed import NOTHING_ASIDE, Aside
+from pipeline.findings import Finding
+from pipeline.page.about import doubt
+from pipeline.page.formats import estimate, interval
 from pipeline.stats.sampling import Estimate
+from pipeline.verdict import of_records
 from pipeline.whatif.findings import Findings, OverFair
 from pipeline.whatif.published import Counts, Share
 
@@ -51,7 +57,6 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
         return {"of_messages": _interval(share.of_messages), "of_bytes": if_bytes(_interval(share.of_bytes))}
 
     return {
-        "v": 1,
         "verdict": "over" if passed else "within",
         "over": passed,
         "uncertain": limits.uncertain(found),
@@ -78,6 +83,25 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
             "advised_moved": part_interval(found.advised_moves),
         },
     }
+
+
+def judged(found: Findings, told: Mapping[str, Any], aside: Aside = NOTHING_ASIDE) -> list[Finding]:
+    """Return what asks for a look: `told` is the verdict, and `aside` counts what landing could not read."""
+    figures = {"max_moved": found.moved.of_messages, "max_over_fair": found.max_over_fair.proposed}
+    findings = of_records(aside=aside)
+    for kind, verb, which in (("over_limit", "is over", "over"), ("undecided_limit", "may be over", "uncertain")):
+        for name in told[which]:
+            limit, value = told["limits"][name], figures[name]
+            said = f"The figure of {name}, {interval(*value, estimate)}, {verb} its limit of {limit:g}."
+            numbers = {"limit": limit, "value": value.value, "low": value.low, "high": value.high}
+            findings.append(Finding(kind, said, {"limit": name}, numbers))
+    if found.weights_help:
+        figure = {name: told["max_over_fair"][name] for name in ("proposed", "advised")}
+        findings.append(Finding("better_weights", "Other weights would even the load better.", figures=figure))
+    over_fair = (found.max_over_fair.present, found.max_over_fair.proposed)
+    if said := doubt(found.published.messages.sample, [*over_fair, found.moved.of_messages]):
+        findings.append(Finding("vague", said))
+    return findings
 
 
 def _over_fair(told: OverFair) -> list[tuple[str, Estimate]]:
