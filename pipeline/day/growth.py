@@ -24,7 +24,7 @@ DAYS = 7
 """How many days before it a day is compared with."""
 
 TIMES, SHARE, DEVIATIONS = 1.5, 0.01, 3
-"""A count has grown if it is TIMES an earlier one, and more by SHARE of the exchange's messages and than chance explains.
+"""A count has grown if it is TIMES an earlier one, and more by SHARE of its exchange's messages and than by chance.
 
 Chance is DEVIATIONS standard deviations of the difference of two Poisson counts.
 """

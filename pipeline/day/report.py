@@ -53,8 +53,8 @@ def report(
     page.text(
         f"The day is compared with each of the {DAYS} days before of which results are kept, {len(before)} here. A key,"
         f" tenant or queue is listed if it has {TIMES} times the messages of one of them, more by at least"
-        f" {percent(SHARE)} of the exchange's messages, and by more than chance explains. The newest such day is the one"
-        " since when it has grown. A dash stands for a day without results, or with others to compare."
+        f" {percent(SHARE)} of the exchange's messages, and by more than chance explains. The newest such day is the"
+        " one since when it has grown. A dash stands for a day without results that can be compared."
     )
     return page
 

@@ -5,8 +5,10 @@ import gzip
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
@@ -55,29 +57,53 @@ def test_each_day_has_results_of_its_own(
     of = ("day", "--journal", str(journal), "--out", str(out))
     whole = (*of, "--vhost", "/", "--seen", str(tmp_path / "seen.csv"))
 
-    def verdict(day: str) -> object:
+    def verdict(day: str) -> Any:
         return json.loads((out / day / "verdict.json").read_text())
 
+    def facts(day: str) -> object:
+        told = verdict(day)
+        return {name: told[name] for name in ("v", "day", "changes", "late", "status", "jobs")}
+
     assert main([*of, "--day", "2026-11-21"]) == 0
-    assert capsys.readouterr().out.endswith(f"2026-11-21: status 0: {out}/2026-11-21\n")
-    assert verdict("2026-11-21") == {
+    assert capsys.readouterr().out.endswith(f"2026-11-21: fine: {out}/2026-11-21/report.html\n")
+    assert facts("2026-11-21") == {
         "v": 1, "day": "2026-11-21", "changes": 2, "late": [],
         "status": 0, "jobs": {"land": 0, "usage": 0, "skew": 0},
     }  # fmt: skip
+    # The twenty keys give one queue more than the other, which nothing is to fail on.
+    assert [finding["kind"] for finding in verdict("2026-11-21")["findings"]] == ["uneven_load"]
+    assert verdict("2026-11-21")["figures"] == {"records": 20}
     assert {path.name for path in out.iterdir()} == {"2026-11-21", "landed"}
+    assert "no result of the 7 days before is kept" in (out / "2026-11-21" / "report.html").read_text()
 
     # One of the second day's messages was not seen.
-    assert main([*whole, "--day", "2026-11-22"]) == 1
+    metrics = tmp_path / "day.prom"
+    assert main([*whole, "--day", "2026-11-22", "--textfile", str(metrics)]) == 1
     jobs = {"land": 0, "usage": 0, "skew": 0, "reconcile": 1}
-    assert verdict("2026-11-22") == {
+    assert facts("2026-11-22") == {
         "v": 1, "day": "2026-11-22", "changes": 2, "late": [], "status": 1, "jobs": jobs,
     }  # fmt: skip
+    found = {finding["kind"]: finding for finding in verdict("2026-11-22")["findings"]}
+    assert found["lost"]["count"] == 1
+    assert set(found) - {"uneven_load"} == {"lost"}
+    assert verdict("2026-11-22")["paths"] == {
+        "report": "report.html", "usage": "usage", "skew": "skew", "reconcile": "reconcile",
+    }  # fmt: skip
+    told = (out / "2026-11-22" / "report.html").read_text()
+    assert "✕ Bad" in told
+    assert "1 messages: confirmed, and not seen." in told
+    samples = [one for family in text_string_to_metric_families(metrics.read_text()) for one in family.samples]
+    by_kind = {one.labels["kind"]: one.value for one in samples if "kind" in one.labels}
+    assert {kind for kind, value in by_kind.items() if value} == set(found)
+    assert [one.value for one in samples if one.name == "ringproxy_pipeline_status"] == [1]
     assert "20 messages" in (out / "2026-11-21" / "usage" / "report.html").read_text()
     assert "10 messages" in (out / "2026-11-22" / "usage" / "report.html").read_text()
+    assert main([*whole, "--day", "2026-11-22", "--fail-on", "wrong_queue"]) == 0
+    assert {finding["kind"] for finding in verdict("2026-11-22")["findings"]} == set(found)
 
     assert main([*of, "--day", "2026-11-23"]) == 3
     jobs = {"land": 0, "usage": 3, "skew": 3}
-    assert verdict("2026-11-23") == {
+    assert facts("2026-11-23") == {
         "v": 1, "day": "2026-11-23", "changes": 0, "late": [], "status": 3, "jobs": jobs,
     }  # fmt: skip
     assert main([*of, "--vhost", "/"]) == 2
@@ -139,3 +165,36 @@ def test_what_is_set_aside_is_a_finding_of_its_day_each_time(spark: SparkSession
         assert main([*of, "--day", "2026-11-21"]) == 1
     assert main([*of, "--day", "2026-11-21", "--skip-unreadable"]) == 0
     assert main([*of, "--day", "2026-11-22"]) == 0
+
+
+def test_a_day_says_what_has_grown_since_when(spark: SparkSession, tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    many = [b"acme/%d" % n for n in range(40)]
+    days = {
+        "2026-11-21": [*many, b"beta/1"] * 2,
+        "2026-11-28": [*many, b"beta/1"] * 2,
+        # The 40 keys of acme are as before; beta has 200 messages in place of 2, and gamma is new.
+        "2026-11-29": [*many, *many, *([b"beta/1"] * 200), *([b"gamma/1"] * 50)],
+    }
+    records: list[Any] = []
+    for n, keys in zip((0, 7, 8), days.values(), strict=True):
+        records += published(KNOWN, keys, first=len(records) + 1, start=START + n * A_DAY, every=1000)
+    write_journal(journal, records, [KNOWN])
+    # The hot key is a finding for which it need not fail.
+    of = ("day", "--journal", str(journal), "--out", str(out), "--tenant", "/", "--fail-on", "grown")
+    assert [main([*of, "--day", day]) for day in days] == [0, 0, 1]
+    told = json.loads((out / "2026-11-29" / "verdict.json").read_text())
+    grown = [one for one in told["findings"] if one["kind"] == "grown"]
+    names = {kind: [one["subject"][kind] for one in grown if kind in one["subject"]] for kind in ("key", "tenant")}
+    assert names == {"key": ["beta/1", "gamma/1"], "tenant": ["beta", "gamma"]}
+    (beta,) = [one for one in grown if one["subject"].get("tenant") == "beta"]
+    assert beta["figures"] == {"messages": 200, "since": "2026-11-28", "day_before": 2, "week_before": None}
+    assert beta["sentence"] == (
+        "Tenant beta of exchange orders (virtual host /) has grown from 2 messages on 2026-11-28 to 200."
+    )
+    queues = {KNOWN.ring.owner_of(key).name for key in (b"beta/1", b"gamma/1")}
+    assert {one["subject"]["queue"] for one in grown if "queue" in one["subject"]} == queues
+    page = (out / "2026-11-29" / "report.html").read_text()
+    assert "<td>gamma/1</td>" in page
+    earlier = json.loads((out / "2026-11-28" / "verdict.json").read_text())
+    assert [one for one in earlier["findings"] if one["kind"] == "grown"] == []

@@ -12,7 +12,8 @@ from pipeline.page.about import doubt
 from pipeline.page.report import Grade
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
-from pipeline.skew.report import _shares, grade
+from pipeline.skew.report import _shares
+from pipeline.skew.verdict import judged
 from pipeline.stats.sampling import Estimate, Sample, slots_of
 from pipeline.whatif.findings import find
 from pipeline.whatif.prediction import Demand
@@ -58,7 +59,7 @@ def skewed(counts: np.ndarray) -> Findings:
 def test_skew_says_so_and_is_not_good() -> None:
     good, bad = skewed(ALIKE), skewed(UNEQUAL)
     complete = Missing(0, 0)
-    assert (grade([good], complete), grade([bad], complete)) == (Grade.GOOD, Grade.LOOK)
+    assert (grade(judged([good], complete)), grade(judged([bad], complete))) == (Grade.GOOD, Grade.LOOK)
     assert UNKNOWN not in words.of_all([good]) + " ".join(words.caveats(good))
     assert UNKNOWN in words.of_all([bad])
     assert UNKNOWN in " ".join(words.caveats(bad))

@@ -44,10 +44,11 @@ def test_a_url_gets_all_of_it(
     out, url = tmp_path / "out", (tmp_path / "out").as_uri()
     assert url.startswith("file:///")
     assert main([*arguments(job, tmp_path), "--out", url]) == 0
-    with_verdict = {"verdict.json"} if job in ("whatif", "reconcile") else set()
-    assert {path.name for path in out.iterdir()} == TABLES[job] | {"report.html"} | with_verdict
+    assert {path.name for path in out.iterdir()} == TABLES[job] | {"report.html", "verdict.json"}
     assert (out / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
-    assert all(json.loads((out / name).read_text())["v"] == 1 for name in with_verdict)
+    told = json.loads((out / "verdict.json").read_text())
+    assert (told["v"], told["job"], told["status"]) == (1, job, 0)
+    assert {*told["paths"].values()} == TABLES[job] | {"report.html"}
     assert f"{url}/report.html" in capsys.readouterr().out
     assert not list((tmp_path / "here").iterdir())
 

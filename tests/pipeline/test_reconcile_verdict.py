@@ -1,8 +1,16 @@
 """The text of a verdict, by its numbers alone."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pipeline.page.report import Grade
+from pipeline.page.report import grade as grade_of
 from pipeline.reconcile.messages import FLAWS
-from pipeline.reconcile.verdict import grade, verdict
+from pipeline.reconcile.verdict import judged, verdict
+
+
+def grade(told: Mapping[str, Any]) -> Grade:
+    return grade_of(judged(told, {"vhost": "/"}))
 
 
 def test_a_verdict_says_what_may_hide_a_loss() -> None:

@@ -8,7 +8,8 @@ from pipeline.data.gaps import Missing
 from pipeline.page.report import Grade
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
-from pipeline.skew.report import grade, report
+from pipeline.skew.report import report
+from pipeline.skew.verdict import judged
 from pipeline.stats.sampling import Sample, slots_of
 from ring.destination import Destination
 from ring.hashing import SLOTS
@@ -36,14 +37,14 @@ def test_a_tiny_exchange_takes_neither_the_lead_nor_the_grade() -> None:
     tiny = exchange("tiny", [2, 2, 1, 1, *[0] * 6])
     assert tiny.max_over_fair.value > 3.3
     assert words.of_load(tiny).startswith("6 records are too few to say whether the load is even: ")
-    assert grade([tiny], COMPLETE) is Grade.GOOD
+    assert grade(judged([tiny], COMPLETE)) is Grade.GOOD
     large = exchange("large", [302_000_000, *[77_555_555] * 9])
     assert words.of_all([tiny, large]).startswith("Exchange large (virtual host /): the load is uneven: ")
-    assert grade([tiny, large], COMPLETE) is Grade.LOOK
+    assert grade(judged([tiny, large], COMPLETE)) is Grade.LOOK
     # Fifty are enough to say so; but the many messages of the large one ask for more.
     small = exchange("small", [25, 25, *[0] * 8])
     assert words.of_load(small).startswith("The load is uneven: ")
-    assert grade([small], COMPLETE) is Grade.LOOK
+    assert grade(judged([small], COMPLETE)) is Grade.LOOK
     assert words.of_all([small, large]).startswith("Exchange large")
     # An uneven exchange comes before an even one, however large.
     even = exchange("even", [10**9 + 10**7, *[10**9] * 9])
@@ -55,7 +56,7 @@ def test_six_records_of_one_key_name_no_key_that_no_weight_can_fix(queues: int, 
     found = exchange("orders", [hot, 6 - hot, *[0] * (queues - 2)], [hot])
     assert (found.unfixable, found.maybe_unfixable) == ([], [])
     assert words.of_weights(found) == "6 records are too few to say which key exceeds a fair share by itself."
-    assert grade([found], COMPLETE) is Grade.GOOD
+    assert grade(judged([found], COMPLETE)) is Grade.GOOD
     # Five for each queue are enough.
     enough = exchange("orders", [5 * queues // 2, *[5 * queues // 2] * 1, *[0] * (queues - 2)], [5 * queues // 2])
     assert [key.key for key in enough.unfixable] == [b"key-0"]
