@@ -43,7 +43,7 @@ class Jobs:
 
     async def skew(self) -> None:
         """Run `skew`, whose hottest key of the exchange and of each ring must be HOT, which no weight can fix."""
-        out = await self.run("skew", *self._journal)
+        out = await self.run("skew", *self._journal, status=1)
         keys = table(out / "keys").sort_by([("messages", "descending")]).to_pylist()
         keys = [key for key in keys if key["exchange"] == self._exchange]
         rings = {key["ring"] for key in keys}  # None is the exchange across its rings.

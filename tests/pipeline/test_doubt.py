@@ -9,7 +9,7 @@ from pyspark.sql import Row
 from pipeline.data.gaps import Missing
 from pipeline.page import plots
 from pipeline.page.about import doubt
-from pipeline.page.report import Grade
+from pipeline.page.report import Grade, grade
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
 from pipeline.skew.report import _shares
@@ -20,6 +20,7 @@ from pipeline.whatif.prediction import Demand
 from pipeline.whatif.published import Published
 from pipeline.whatif.report import _loads, report
 from pipeline.whatif.verdict import Limits, verdict
+from pipeline.whatif.verdict import judged as judged_change
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from tests.pipeline.records import ring_of
@@ -75,7 +76,7 @@ def test_whatif_says_so_and_is_not_good() -> None:
         told = verdict(found, Limits(None, None), sample=0.01, with_bytes=True)
         told |= {"left_out": {"hashed": 0, "ring": 0}}
         assert told["intervals_hold"] is not said
-        page = report(found, told, [], Row(key=b"k", slot=0, messages=1), "", {}).html()
+        page = report(found, told, judged_change(found, told), [], Row(key=b"k", slot=0, messages=1), "", {}).html()
         assert (UNKNOWN in page) is said
         assert not said or "To look at" in page
         # An estimated count has three digits, and it and the others have their intervals; also in the first lines.

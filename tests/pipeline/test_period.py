@@ -157,23 +157,27 @@ def test_usage_takes_whole_hours_only(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("job", ["usage", pytest.param("skew", marks=pytest.mark.long)])
-def test_a_time_without_records_is_told_and_nothing_is_written(
+def test_a_time_without_records_is_told_and_no_table_is_written(
     spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = (job, "--journal", str(journal(tmp_path)), "--out", str(tmp_path / "out"))
     assert main([*of, "--from", "2026-11-22"]) == 3
     assert f"pipeline {job}: {tmp_path}: no record from 2026-11-22 00:00:00 UTC\n" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["verdict.json"]
+    told = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert (told["job"], told["status"], told["findings"], told["figures"]) == (job, 3, [], {"records": 0})
 
 
 @pytest.mark.parametrize("job", [pytest.param("usage", marks=pytest.mark.long), "skew"])
-def test_a_journal_without_a_record_is_told_and_nothing_is_written(
+def test_a_journal_without_a_record_is_told_and_no_table_is_written(
     spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty" / "records").mkdir(parents=True)
     assert main([job, "--journal", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 3
     assert f"pipeline {job}: {tmp_path}/empty: no record\n" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["verdict.json"]
+    told = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert (told["job"], told["status"], told["findings"], told["figures"]) == (job, 3, [], {"records": 0})
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Skew: what is the ring's, what is the keys' and what is load are kept apart; and which keys no weight can fix."""
 
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -420,7 +421,15 @@ def test_the_measures_are_the_textbooks(spark: SparkSession) -> None:
 def test_the_command_writes_tables_and_a_report(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "out"
     write_journal(tmp_path, published(KNOWN, COLD + [b"<whale>"] * 500), [KNOWN])
-    assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 1
+    told = json.loads((out / "verdict.json").read_text())
+    (hot,) = [finding for finding in told["findings"] if finding["kind"] == "hot_key"]
+    where = {"vhost": "/", "exchange": "orders"}
+    owner = KNOWN.ring.owner_of(b"<whale>")
+    assert hot["subject"] == {**where, "key": "'<whale>'", "kind": owner.kind, "destination": owner.name}
+    assert (hot["figures"]["messages"], hot["count"], told["figures"]) == (500, 1, {"records": 900, "exchanges": 1})
+    assert main(["skew", "--journal", str(tmp_path), "--out", str(out), "--fail-on", "missing,uneven_load"]) == 1
+    assert main(["skew", "--journal", str(tmp_path), "--out", str(out), "--fail-on", "missing"]) == 0
     [across, ring] = spark.read.parquet(str(out / "rings")).orderBy("ring").collect()
     assert (across.ring, across.rings, across.unfixable, across.max_over_fair) == (None, 1, 1, ring.max_over_fair)
     assert (ring.messages, ring["keys"], ring.unfixable, ring.freedom) == (900, 401, 1, 2)
@@ -448,7 +457,7 @@ def test_the_command_judges_a_sample(spark: SparkSession, tmp_path: Path) -> Non
     known = ring_of({f"orders.{n}": 1 for n in range(10)})
     write_journal(tmp_path, published(known, cold + [whale] * 12_000, sample=0.01), [known])
     out = tmp_path / "out"
-    assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 1
     key = spark.read.parquet(str(out / "keys")).where("ring IS NULL").orderBy("messages", ascending=False).first()
     assert key is not None
     assert (bytes(key.key), key.messages, key.unfixable, key.maybe_unfixable) == (whale, 12_000, True, False)

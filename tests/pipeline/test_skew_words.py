@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.data.gaps import Missing
-from pipeline.page.report import Grade
+from pipeline.page.report import Grade, grade
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
 from pipeline.skew.report import report
