@@ -157,6 +157,8 @@ def test_the_manifests_are_valid(version: str) -> None:
         f"INFO deploy/spark-application.yaml passed for resource secret/ringproxy-usage against version {version}",
         "WARN deploy/spark-application.yaml Couldn't find schema for kind SparkApplication"
         f" with api version sparkoperator.k8s.io/v1beta2 for kubernetes version {version}",
+        "WARN deploy/spark-night.yaml Couldn't find schema for kind ScheduledSparkApplication"
+        f" with api version sparkoperator.k8s.io/v1beta2 for kubernetes version {version}",
     ]
 
 

@@ -281,7 +281,7 @@ def test_every_metric_of_the_watch_is_documented_and_no_other() -> None:
 
 
 def test_metrics_alerts_and_rules_that_pages_name_exist() -> None:
-    pages = REFERENCE["metrics"] + REFERENCE["topology"]
+    pages = REFERENCE["metrics"] + REFERENCE["topology"] + REFERENCE["pipeline"]
     metrics = set(re.findall(r"^\| `(ringproxy_\w+)`", pages, flags=re.M))
     rules = (ROOT / "deploy/alerts.yaml").read_text()
     for document in DOCUMENTS:
