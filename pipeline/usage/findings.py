@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline.data.gaps import Missing, counted
 from pipeline.stats.sampling import Estimate
 from pipeline.usage.scaling import part
-from pipeline.usage.windows import merged, sums, with_estimates
+from pipeline.usage.windows import sums, with_estimates
 
 MOST_ROWS = 50
 """The most rows of a table in the report; the Parquet tables have all."""
@@ -85,12 +85,10 @@ class Findings:
 
 def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     """Return the findings of the two tables; `usage` must have rows, all with windows of one width."""
-    (whole,) = _told(usage, "minutes").collect()
-    ranked = _told(usage, *_DESTINATION).orderBy(F.desc("messages_scaled"), *_DESTINATION)
-    destinations = sorted(ranked.limit(MOST_ROWS).collect(), key=lambda row: -part(row, whole).value)
+    whole, *ranked = _ranked(usage)
+    destinations = sorted(ranked, key=lambda row: -part(row, whole).value)
     numbered = _numbered(usage, destinations)
-    own, first, last = usage.agg(F.max("minutes"), *(F.unix_micros(f("window")) for f in (F.min, F.max))).collect()[0]
-    minutes = wider(own, first // 60_000_000, last // 60_000_000)
+    minutes = wider(whole.minutes, whole.first // 60_000_000, whole.last // 60_000_000)
     start = F.unix_micros("window")
     shown = F.when(F.col("line") < MOST_LINES, F.col("line"))
     wide = numbered.withColumns({"window": start - start % (60_000_000 * minutes), "shown": shown})
@@ -129,9 +127,17 @@ def _number(names: Sequence[str], columns: Sequence[str]) -> int:
     return sum(2**n for n, name in enumerate(reversed(columns)) if name not in names)
 
 
-def _told(usage: DataFrame, *by: str) -> DataFrame:
-    """Return the table added up by some columns with its estimates, without sketches, which are large."""
-    return with_estimates(merged(usage, by)).drop("keys_sketch")
+def _ranked(usage: DataFrame) -> list[Row]:
+    """Return the row of all records, and then a row for each of the busiest destinations, at most MOST_ROWS.
+
+    The rows also have the `minutes` of the windows, and the starts of the `first` and the `last` one.
+    """
+    grouped = usage.groupingSets([[], [F.col(name) for name in _DESTINATION]], *_DESTINATION)
+    ends = (F.unix_micros(F.min("window")).alias("first"), F.unix_micros(F.max("window")).alias("last"))
+    added = sums(grouped, F.grouping_id().alias("of"), F.max("minutes").alias("minutes"), *ends)
+    # Without sketches, which are large.
+    rows = with_estimates(added).drop("keys_sketch")
+    return rows.orderBy(F.desc("of"), F.desc("messages_scaled"), *_DESTINATION).limit(1 + MOST_ROWS).collect()
 
 
 def _numbered(usage: DataFrame, destinations: Sequence[Row]) -> DataFrame:
