@@ -7,7 +7,7 @@ from pipeline import FAULT, FINDINGS, FINE, NO_RECORD
 from pipeline.day.growth import DAYS, SHARE, TIMES, Grown
 from pipeline.findings import MOST_LISTED, Finding
 from pipeline.page.about import About
-from pipeline.page.formats import count, percent
+from pipeline.page.formats import count
 from pipeline.page.report import Grade, Report, grade
 
 WORDS = {FINE: "fine", FINDINGS: "findings", FAULT: "fault", NO_RECORD: "no record"}
@@ -32,10 +32,15 @@ def report(
     told = ", ".join(f"{job}: {WORDS[status]}" for job, status in jobs.items())
     page = Report(f"Day {day}: what did the jobs find?", judged, f"{told[0].upper()}{told[1:]}.", head)
     page.heading("What was found?")
-    if findings:
-        page.table(["kind", "count", "finding"], [(one.kind, one.count, one.sentence) for one in findings])
+    others = [one for one in findings if one.kind != "grown"]
+    if others:
+        page.table(["kind", "count", "finding"], [(one.kind, one.count, one.sentence) for one in others])
     else:
         page.text("Nothing.")
+    if reports := [
+        f"{job}/report.html" for job, status in jobs.items() if job != "land" and status in (FINE, FINDINGS)
+    ]:
+        page.text(f"The details are beside this page: {', '.join(reports)}.")
     page.heading("What has grown?")
     if not before:
         page.text(f"Nothing can be said: no result of the {DAYS} days before is kept.")
@@ -53,7 +58,7 @@ def report(
     page.text(
         f"The day is compared with each of the {DAYS} days before of which results are kept, {len(before)} here. A key,"
         f" tenant or queue is listed if it has {TIMES} times the messages of one of them, more by at least"
-        f" {percent(SHARE)} of the exchange's messages, and by more than chance explains. The newest such day is the"
+        f" {SHARE:.0%} of the exchange's messages, and by more than chance explains. The newest such day is the"
         " one since when it has grown. A dash stands for a day without results that can be compared."
     )
     return page

@@ -63,7 +63,7 @@ def judged(told: Mapping[str, Any], where: Mapping[str, str], queues: Sequence[R
         if count := told[name]:
             worst = sorted((row for row in queues if row[name]), key=lambda row: -row[name])[:MOST_LISTED]
             by_queue = {row.queue or "none": row[name] for row in worst}
-            said = f"{count:,} messages: {MEANINGS[name]}."
+            said = f"{count:,} {'message' if count == 1 else 'messages'}: {MEANINGS[name]}."
             found.append(Finding(name, said, where, by_queue, count))
     for name, words in _HIDES.items():
         if told[name] and name not in ("records_missing", "lines_set_aside", "files_set_aside"):

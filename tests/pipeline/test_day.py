@@ -91,7 +91,7 @@ def test_each_day_has_results_of_its_own(
     }  # fmt: skip
     told = (out / "2026-11-22" / "report.html").read_text()
     assert "✕ Bad" in told
-    assert "1 messages: confirmed, and not seen." in told
+    assert "1 message: confirmed, and not seen." in told
     samples = [one for family in text_string_to_metric_families(metrics.read_text()) for one in family.samples]
     by_kind = {one.labels["kind"]: one.value for one in samples if "kind" in one.labels}
     assert {kind for kind, value in by_kind.items() if value} == set(found)

@@ -15,7 +15,7 @@ KNOWN = ring_of({"orders.1": 1, "orders.2": 1})
 TABLES = {
     "usage": {"usage", "gaps"},
     "skew": {"rings", "destinations", "keys"},
-    "whatif": {"load", "moved"},
+    "whatif": {"load", "moved", "advised.json"},
     "reconcile": {"messages", "summary"},
 }
 
