@@ -2,8 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 _DIGITS = 3
 """Significant digits of what is measured or estimated: more would promise what no report knows."""
@@ -108,6 +111,12 @@ def natural(name: str) -> tuple[Sequence[str | int], str]:
     """Return a key to sort names by, in which numbers count as numbers: orders.2 comes before orders.10."""
     parts = re.split("([0-9]+)", name)
     return [int(part) if n % 2 else part for n, part in enumerate(parts)], name
+
+
+def busiest(some: Iterable[_T], size: Callable[[_T], float], name: Callable[[_T], str], most: int) -> list[_T]:
+    """Return the largest of some things, `most` at most, in the order of their names."""
+    largest = sorted(some, key=size, reverse=True)[:most]
+    return sorted(largest, key=lambda one: natural(name(one)))
 
 
 def shortened(name: str) -> str:

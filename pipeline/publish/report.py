@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from pipeline.page import plots
 from pipeline.page.about import About
-from pipeline.page.formats import count, duration, estimate, natural, percent
+from pipeline.page.formats import busiest, count, duration, estimate, natural, percent
 from pipeline.page.report import Grade, Report
 from pipeline.publish.commits import Write
 
@@ -93,7 +93,7 @@ def _lead(total: int, duplicates: int, dry: bool, open_tries: int, failed: bool)
 
 
 def _plot(rows: Counter[str]) -> Figure:
-    queues = sorted((queue for queue, _ in rows.most_common(plots.MOST_BARS)), key=natural)
+    queues = busiest(rows, rows.__getitem__, str, plots.MOST_BARS)
     figure, axes = plots.new(0.8 + 0.25 * len(queues))
     axes.barh(range(len(queues)), [rows[queue] for queue in queues], color=plots.BLUE)
     axes.axvline(sum(rows.values()) / len(rows), color=plots.INK, linestyle="--", linewidth=1)

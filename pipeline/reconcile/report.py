@@ -10,7 +10,7 @@ from pipeline.data.gaps import Missing
 from pipeline.findings import Finding
 from pipeline.page import plots
 from pipeline.page.about import About
-from pipeline.page.formats import natural, percent
+from pipeline.page.formats import busiest, natural, percent
 from pipeline.page.report import Report, grade
 from pipeline.reconcile.messages import FLAWS
 from pipeline.reconcile.verdict import MEANINGS
@@ -98,8 +98,7 @@ def _flaws_of(row: Row) -> str:
 
 def _flaws(queues: Sequence[Row]) -> Figure:
     names = FLAWS[:-1]
-    rows = sorted(queues, key=lambda row: -sum(row[name] for name in names))[: plots.MOST_BARS]
-    rows.sort(key=lambda row: natural(row.queue or ""))
+    rows = busiest(queues, lambda row: sum(row[name] for name in names), lambda row: row.queue or "", plots.MOST_BARS)
     figure, axes = plots.new(1.2 + 0.3 * len(rows))
     left = [0] * len(rows)
     for name, colour in zip(names, _COLOURS, strict=True):

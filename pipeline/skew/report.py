@@ -8,7 +8,7 @@ from pipeline.data.gaps import Missing
 from pipeline.data.landed import NOTHING_ASIDE, Aside
 from pipeline.page import plots
 from pipeline.page.about import About
-from pipeline.page.formats import count, estimate, interval, moment, natural, p_value, percent
+from pipeline.page.formats import busiest, count, estimate, interval, moment, p_value, percent
 from pipeline.page.report import Report, grade
 from pipeline.skew import measures, words
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
@@ -122,8 +122,11 @@ def _row(found: Findings, key: HotKey) -> Sequence[object]:
 
 def _busiest(found: Findings, most: int) -> list[int]:
     """Return the indices of the busiest destinations for their weight, `most` at most, in the order of their names."""
-    order = sorted(range(len(found.loads)), key=lambda n: -found.shares.value[n] / found.loads[n].fair)
-    return sorted(order[:most], key=lambda n: natural(found.loads[n].destination.name))
+
+    def over_fair(n: int) -> float:
+        return float(found.shares.value[n] / found.loads[n].fair)
+
+    return busiest(range(len(found.loads)), over_fair, lambda n: found.loads[n].destination.name, most)
 
 
 def _load(found: Findings, n: int) -> Sequence[object]:

@@ -10,7 +10,19 @@ from pyspark.sql import Row
 from pipeline.findings import Finding
 from pipeline.page import plots
 from pipeline.page.about import About
-from pipeline.page.formats import Number, about, count, estimate, interval, key_text, natural, percent, shortened, size
+from pipeline.page.formats import (
+    Number,
+    about,
+    busiest,
+    count,
+    estimate,
+    interval,
+    key_text,
+    natural,
+    percent,
+    shortened,
+    size,
+)
 from pipeline.page.report import Report, grade
 from pipeline.stats.sampling import Estimate
 from pipeline.whatif.findings import Findings
@@ -208,8 +220,7 @@ def _moves(found: Findings) -> Figure:
 
 
 def _loads(found: Findings) -> Figure:
-    rows = sorted(_rows(found), key=lambda row: -max(row[3], row[8]))[: plots.MOST_BARS]
-    rows.sort(key=lambda row: natural(row[1]))
+    rows = busiest(found.rows(), lambda row: max(row[3], row[8]), lambda row: row[1], plots.MOST_BARS)
     figure, axes = plots.new(1.2 + 0.36 * len(rows))
     places = range(len(rows))
     axes.barh([n - 0.2 for n in places], [row[3] for row in rows], 0.38, color=plots.QUIET, label="now")

@@ -2,7 +2,19 @@
 
 import pytest
 
-from pipeline.page.formats import Number, about, count, duration, estimate, interval, moment, p_value, percent, size
+from pipeline.page.formats import (
+    Number,
+    about,
+    busiest,
+    count,
+    duration,
+    estimate,
+    interval,
+    moment,
+    p_value,
+    percent,
+    size,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +104,10 @@ def test_a_moment_is_in_utc() -> None:
 def test_an_estimated_count_is_whole(value: float, expected: str) -> None:
     assert about(value) == expected
     assert isinstance(about(value), Number)
+
+
+def test_the_busiest_stand_in_the_order_of_their_names() -> None:
+    sizes = {"q.10": 5.0, "q.2": 7.0, "q.1": 1.0, "q.3": 5.0}
+    assert busiest(sizes, sizes.__getitem__, str, 2) == ["q.2", "q.10"]
+    assert busiest(sizes, sizes.__getitem__, str, 9) == ["q.1", "q.2", "q.3", "q.10"]
+    assert busiest([], len, str, 2) == []
