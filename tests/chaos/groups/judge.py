@@ -439,11 +439,18 @@ class _Judge:
     def _taken(self, begin: Begin, at: float) -> str:
         """Return why a delivery at work may have been taken from its member by a time; empty if it may not."""
         seen, note = self._of_tag[begin.holder, begin.tag]
+        if self._limits.moves and self._gave_up(begin.holder, begin.at, at):
+            return "given up"
         if not seen.given_back:
             self._taken_back(self._limits.shard_of(note.key), begin.holder, at)
         if not seen.given_back and self._dropped.get(begin.holder, float("inf")) <= at:
             return "connection ended"
         return seen.given_back
+
+    def _gave_up(self, holder: Holder, since: float, at: float) -> bool:
+        """Return whether a sidecar took some shard from a member between two times; which one is not known here."""
+        times = (each for (member, _), each in self._history.given_up.items() if member == holder.member)
+        return any(since <= given_up <= at + CROSSES_WITHIN for given_up in chain.from_iterable(times))
 
     def _settled(self, settlement: Settlement) -> None:
         if found := self._of_tag.get((settlement.holder, settlement.tag)):
