@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
-from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER, PROBE
+from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER, PROBE, STAMP
 
 _ANSWERED_WITHIN = 15.0
 """Seconds that the broker has to answer a request over AMQP."""
@@ -37,8 +37,11 @@ _PROBE_AGAIN = 0.05
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
 """Seconds until a drainer joins the line of a queue again: the pause doubles up to the longest."""
 
-_LOOK_EVERY = 2.0
-"""Seconds after which a drainer in the line looks whether its queue is there."""
+_LOOK_FIRST, _LOOK_LAST = 2.0, 64.0
+"""Seconds after which a drainer in the line looks whether its queue is there, and its marker: the time doubles."""
+
+_TWICE = 2
+"""How often the broker must say that a queue is not there."""
 
 T = TypeVar("T")
 
@@ -71,65 +74,87 @@ async def _closed(channel: AbstractChannel, lane: str) -> None:
         await asyncio.sleep(_PROBE_AGAIN)
 
 
-async def drained(
-    connection: AbstractConnection, queue: str, generation: int, is_gone: Callable[[], bool], say: Callable[[str], None]
-) -> AbstractChannel | None:
-    """Return a channel whose consumer is the only one of a queue without a message; None if the queue is gone.
+class Line:
+    """This process's place in the line of consumers of one old queue, until the queue is drained."""
 
-    The queue is to be deleted while that channel is open. `say` gets what is waited for. Raises DrainError.
-    """
-    pause = _FIRST_PAUSE
-    while not is_gone():
-        channel = await _answered(connection.channel())
-        try:
-            if await _joined_and_empty(channel, queue, generation, is_gone, say):
-                return channel
-        except aio_pika.exceptions.ChannelNotFoundEntity:
-            return None
-        except aio_pika.exceptions.ChannelClosed as error:
-            say(f"{queue}: {error}")
-        with suppress(Exception):
-            await _answered(channel.close())
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    return None
+    def __init__(self, connection: AbstractConnection, queue: str, generation: int, *, may_look: bool) -> None:
+        """With `may_look` a message may be looked at though no member consumes: no delivery limit counts that."""
+        self._connection, self._queue, self._generation, self._may_look = connection, queue, generation, may_look
+        self._is_marked = False
+        """Whether a marker of this process is in the queue."""
 
+    async def drained(self, room: asyncio.Semaphore, say: Callable[[str], None]) -> AbstractChannel | None:
+        """Return a channel whose consumer is the only one of the queue without a message; None if the queue is gone.
 
-async def _joined_and_empty(
-    channel: AbstractChannel, name: str, generation: int, is_gone: Callable[[], bool], say: Callable[[str], None]
-) -> bool:
-    """Join the line of a queue; return whether this consumer has become the active one and found only markers."""
-    await _answered(channel.set_qos(1))
-    first, last = uuid.uuid4().hex, uuid.uuid4().hex
-    await _put(channel, name, generation, first)
-    found = (await _answered(channel.declare_queue(name, passive=True))).declaration_result
-    if not found.consumer_count and (found.message_count or 0) > 1:
-        say(f"{name}: no member of the group consumes it")
-        return False
-    inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    queue = await channel.get_queue(name, ensure=False)
-    # The same priority as all links of members: RabbitMQ takes them in their order of arrival then.
-    tag, arguments = f"{DRAINER}-{first}", dict[str, Any]({"x-priority": LINK_PRIORITY})
-    await _answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
-    is_first = True
-    while True:
-        try:
-            message = await asyncio.wait_for(inbox.get(), _LOOK_EVERY)
-        except TimeoutError:
-            if is_gone() or channel.is_closed:
+        The queue is to be deleted while that channel is open. `room` is held while this process is in the line, and
+        `say` gets what is waited for. Raises DrainError.
+        """
+        pause, missing = _FIRST_PAUSE, 0
+        while missing < _TWICE:
+            async with room:
+                channel = await _answered(self._connection.channel())
+                try:
+                    if await self._joined_and_empty(channel, say, is_patient=pause >= _LONGEST_PAUSE):
+                        return channel
+                    missing = 0
+                except aio_pika.exceptions.ChannelNotFoundEntity as error:
+                    # RabbitMQ answers with the same code while the node of a classic queue is down.
+                    missing = missing + 1 if "no queue" in str(error) else 0
+                except aio_pika.exceptions.AMQPError as error:
+                    say(f"{self._queue}: {error}")
+                with suppress(Exception):
+                    await _answered(channel.close())
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return None
+
+    async def _joined_and_empty(
+        self, channel: AbstractChannel, say: Callable[[str], None], *, is_patient: bool
+    ) -> bool:
+        """Join the line; return whether this consumer has become the active one and found nothing but markers.
+
+        Raises an error of the broker's, also for a queue that is gone, and DrainError.
+        """
+        await _answered(channel.set_qos(1))
+        found = (await _answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+        if not found.consumer_count and (found.message_count or 0) > self._is_marked:
+            say(f"{self._queue}: no member of the group consumes it")
+            if not (self._may_look and is_patient):
                 return False
-            continue
-        if PROBE in message.headers:
+        inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        queue = await channel.get_queue(self._queue, ensure=False)
+        # The same priority as all links of members: RabbitMQ takes them in their order of arrival then.
+        tag, arguments = f"{DRAINER}-{uuid.uuid4().hex}", dict[str, Any]({"x-priority": LINK_PRIORITY})
+        await _answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
+        last, wait = "", _LOOK_FIRST
+        while True:
+            if not self._is_marked:
+                last = last or uuid.uuid4().hex
+                await _put(channel, self._queue, self._generation, last)
+                self._is_marked = True
+            try:
+                message = await asyncio.wait_for(inbox.get(), wait)
+            except TimeoutError:
+                found = (await _answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+                # A member without acks takes a marker out of the queue.
+                self._is_marked = bool(found.message_count)
+                wait = min(2 * wait, _LOOK_LAST)
+                continue
+            if not _is_own(message):
+                return False
+            if last and message.message_id == last:
+                return True
+            # Whatever is in the queue comes before a marker that is put now.
+            last, self._is_marked = "", False
             await _answered(message.ack())
-            continue
-        if MARKER not in message.headers:
-            return False
-        if message.message_id == last:
-            return True
-        if is_first:
-            await _put(channel, name, generation, last)
-            is_first = False
-        await _answered(message.ack())
+
+
+def _is_own(message: AbstractIncomingMessage) -> bool:
+    """Return whether a message is a marker or a probe, as sidecars tell them from messages of clients."""
+    if message.body or STAMP in message.headers:
+        return False
+    is_marker = not message.exchange and type(message.headers.get(MARKER)) is int
+    return is_marker or PROBE in message.headers
 
 
 async def _put(channel: AbstractChannel, queue: str, generation: int, name: str) -> None:

@@ -211,18 +211,27 @@ async def unsettled(
     The text is empty if none is so. A sidecar whose clients publish without confirms does not know what is settled, so
     it is named unless `unconfirmed` says that it does not matter. Raises FleetError, ManagementError or TopologyError.
     """
+    answers = await ask_all(api, named, vhost, exchange)
+    found = unfit(answers, unconfirmed=unconfirmed)
+    for answer in answers:
+        if answer.unsettled:
+            found.append(f"{answer.sidecar} ({answer.unsettled} publishes by an earlier ring are not settled)")
+        elif answer.ring is not None and answer.ring != wanted:
+            found.append(f"{answer.sidecar} (ring {answer.ring})")
+    return ", ".join(found)
+
+
+def unfit(answers: Iterable[Answer], *, unconfirmed: bool) -> list[str]:
+    """Return the sidecars of which nobody can know what is settled, each with the reason.
+
+    One to which the exchange does not exist, or that passes what comes to the exchange itself, has nothing to settle.
+    """
     found = []
-    for answer in await ask_all(api, named, vhost, exchange):
+    for answer in answers:
         if answer.fault:
             found.append(f"{answer.sidecar} ({answer.fault})")
-        elif answer.ring is None:
-            continue  # The exchange does not exist to it, or it passes what comes to the exchange itself.
-        elif answer.ring != wanted:
-            found.append(f"{answer.sidecar} (ring {answer.ring})")
-        elif answer.unsettled is None:
+        elif answer.ring is not None and answer.unsettled is None:
             found.append(f"{answer.sidecar} (does not tell what is unsettled: of an older release, or it cannot count)")
-        elif answer.unsettled:
-            found.append(f"{answer.sidecar} ({answer.unsettled} publishes by an earlier ring are not settled)")
         elif answer.unconfirmed and not unconfirmed:
             found.append(f"{answer.sidecar} ({answer.unconfirmed} channels publish without confirms)")
-    return ", ".join(found)
+    return found

@@ -27,16 +27,17 @@ left gives its keys to them, so that more old queues must be empty before a new 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from proxy.shards.defaults import UNLIMITED_SINCE
 from proxy.shards.shard import Sharded
-from proxy.shards.state import State, generation_of
+from proxy.shards.state import State
 from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Unbind
-from proxy.topology.bindings import CONSISTENT_HASH, Promise
+from proxy.topology.bindings import CONSISTENT_HASH, UNREADABLE, Promise
 from proxy.topology.marker import DRAINER
 from ring.destination import Destination, WeightError, parse_weight
 from ring.hashing import SLOTS
@@ -47,6 +48,10 @@ HINDRANCES: Final[Mapping[str, str]] = {
     "message-ttl": "a marker could expire",
     "x-delayed-retry-type": "messages that wait for a delayed retry are behind the marker",
     "delayed-retry-type": "messages that wait for a delayed retry are behind the marker",
+    "x-max-length": "a marker could push a message out",
+    "max-length": "a marker could push a message out",
+    "x-max-length-bytes": "a marker could push a message out",
+    "max-length-bytes": "a marker could push a message out",
     "x-expires": "the queue is deleted while nobody consumes it",
     "expires": "the queue is deleted while nobody consumes it",
 }
@@ -62,11 +67,8 @@ class Old(NamedTuple):
     weight: int
     queues: Mapping[str, str]
     """The queue of each group, by the name that clients consume."""
-
-    @property
-    def fan(self) -> str:
-        """The name of the fan behind the lane, if there is one."""
-        return self.lane.replace(".lane.", ".fan.", 1)
+    fan: str
+    """The name of the fan behind the lane, if there is one."""
 
 
 class New(NamedTuple):
@@ -91,13 +93,10 @@ class Change:
     sources: Mapping[str, frozenset[str]]
     """By the place of a new shard, those of the old ones that have had keys of it."""
 
-    def left(self, state: State) -> dict[str, tuple[str, str]]:
-        """Return by name the old queues that are there, each with its group and the place of its shard."""
+    def left(self, gone: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return by name the old queues that are not known to be gone, each with its group and its shard's place."""
         return {
-            queue: (group, each.place)
-            for each in self.old
-            for group, queue in each.queues.items()
-            if queue in state.queues
+            queue: (group, each.place) for each in self.old for group, queue in each.queues.items() if queue not in gone
         }
 
     def promised(self, state: State) -> Iterator[Bind]:
@@ -107,9 +106,9 @@ class Change:
                 promise = Promise(each.place, tuple(sorted(each.queues.items())))
                 yield Bind(self.exchange.name, Destination("exchange", each.lane), str(each.weight), promise)
 
-    def opened(self, state: State) -> Iterator[Bind]:
+    def opened(self, state: State, gone: Collection[str]) -> Iterator[Bind]:
         """Yield the bindings that open a new shard to a group whose old queues with keys of it are gone."""
-        busy = {(group, place) for group, place in self.left(state).values()}
+        busy = {(group, place) for group, place in self.left(gone).values()}
         for shard in self.new:
             told = state.promise(self.exchange.name, shard.lane)
             known = {group for group, _ in told.groups} if told is not None else set()
@@ -151,23 +150,37 @@ def change_of(exchange: Sharded, state: State) -> Change:
 def _old(exchange: Sharded, state: State) -> Iterator[Old]:
     """Yield the shards of the generation before that the exchange is bound to."""
     seen: set[str] = set()
+    for generation in state.generations(exchange.name):
+        for each in state.of_generation(exchange.name, generation) if generation < exchange.generation else ():
+            lane = each.destination.name
+            before = replace(exchange, generation=generation)
+            number = before.number_of_lane(lane) if each.destination.kind == "exchange" else None
+            try:
+                weight = parse_weight(each.key)
+            except WeightError:
+                continue
+            if number is None or lane in seen:
+                continue
+            seen.add(lane)
+            promise, place = state.promise(exchange.name, lane), before.shard(number).place
+            groups = dict(promise.groups) if promise is not None else {exchange.name: place}
+            yield Old(place, lane, weight, groups, f"{exchange.name}.fan.{before.label(number)}")
+
+
+def _unknown(exchange: Sharded, state: State) -> Iterator[str]:
+    """Yield what is bound to an exchange of which nobody can tell whether it can be closed and drained."""
+    known = {each.lane: each for each in _old(exchange, state)}
     for each in state.bindings.get(exchange.name, ()):
-        generation, lane = generation_of(each), each.destination.name
-        if generation >= exchange.generation or lane in seen:
-            continue
-        seen.add(lane)
-        promise = state.promise(exchange.name, lane)
-        before = replace(exchange, generation=generation)
-        number = before.number_of_lane(lane)
-        try:
-            weight = parse_weight(each.key)
-        except WeightError:
-            continue
-        if promise is not None and promise.shard:
-            yield Old(promise.shard, lane, weight, dict(promise.groups))
-        elif number is not None:
-            queue = before.shard(number).queue
-            yield Old(queue, lane, weight, {exchange.name: queue})
+        lane = each.destination.name
+        if each.promise == UNREADABLE:
+            yield f"the binding to {each.destination} has arguments with x-ring-generation of another form; unbind it"
+        elif each.destination.kind != "exchange":
+            yield f"{each.destination} is bound without a lane: only a lane can be closed; apply lanes = true"
+        elif (old := known.get(lane)) is not None:
+            if each.key != str(old.weight):
+                yield f"lane {lane!r} is bound with the keys {str(old.weight)!r} and {each.key!r}; unbind one of them"
+        elif each not in state.of_generation(exchange.name, exchange.generation):
+            yield f"lane {lane!r}, key {each.key!r}, is no lane of a shard of the file; unbind it"
 
 
 def _sources(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, frozenset[str]]:
@@ -225,18 +238,16 @@ def taken_back(exchange: Sharded, state: State) -> tuple[list[Removal], str]:
             f"generation {exchange.generation} is the ring already, and its queues may have messages; end the change, "
             "and make another one with the former file"
         )
-    prefix = f"g{exchange.generation}."
-    queues = sorted(
-        name for name in state.queues if name.startswith(f"{exchange.name}.") and _label(name).startswith(prefix)
-    )
+    shards = exchange.shards((), 1)
+    queues = [name for shard in shards for name in shard.queues if name in state.queues]
     if full := next((name for name in queues if state.queues[name].waiting != 0), ""):
         return (
             [],
             f"queue {full!r} has messages of programs without a sidecar, or is not counted yet",
         )
     steps: list[Removal] = [Unbind(exchange.name, each.destination, each.key, each.properties_key) for each in bound]
-    fanouts = (f"{exchange.name}.lane.{prefix}", f"{exchange.name}.fan.{prefix}")
-    steps += [DeleteExchange(name) for name in sorted(state.exchanges) if name.startswith(fanouts)]
+    fanouts = [name for shard in shards for name in (shard.lane, shard.fan) if name is not None]
+    steps += [DeleteExchange(name) for name in fanouts if name in state.exchanges]
     steps += [DeleteQueue(name, if_empty=state.queues[name].type == "classic") for name in queues]
     return steps, ""
 
@@ -291,11 +302,6 @@ def strangers(change: Change, consumers: Iterable[Any]) -> list[str]:
     return lines
 
 
-def _label(name: str) -> str:
-    """Return the end of a queue's name that names generation and number, such as `g2.3`."""
-    return ".".join(name.rsplit(".", 2)[1:])
-
-
 def differs(exchange: Sharded, state: State) -> bool:
     """Return whether the file wants other shards, or other weights, than the generation that is there."""
     wanted = {Destination("queue", shard.place): shard.weight for shard in next_of(exchange, state).shards((), 1)}
@@ -318,12 +324,43 @@ def refusals(exchange: Sharded, state: State) -> list[str]:
         lines.append("lanes, [[exchange.shard]]: a shard of a later generation has a lane, and no name of its own")
     is_begun = begun(exchange, state) is not None
     for each in state.bindings.get(exchange.name, ()):
-        if each.destination.kind != "exchange":
-            lines.append(f"{each.destination} is bound without a lane: only a lane can be closed; apply lanes = true")
-        elif not is_begun and (fault := state.lane_fault(each.destination.name)):
+        is_lane = each.destination.kind == "exchange"
+        if is_lane and not is_begun and (fault := state.lane_fault(each.destination.name)):
             lines.append(f"lane {each.destination.name!r} {fault}")
-    lines += [line for each in _old(next_of(exchange, state), state) for line in _hindrances(each, state)]
+    target = begun(exchange, state) or next_of(exchange, state)
+    lines += _unknown(target, state)
+    old = tuple(_old(target, state))
+    lines += [line for each in old for line in _hindrances(each, state)]
+    wanted = {exchange.name, *(f"{exchange.name}/{group}" for group in exchange.groups)}
+    if ended := sorted({group for each in old for group in each.queues} - wanted):
+        lines.append(f"groups: group {ended[0]!r} is not in the file, and would get nothing any more: add it")
+    if is_begun:
+        lines += _unlike(target, state)
     return [f"{exchange.place}: {line}" for line in lines]
+
+
+def _unlike(target: Sharded, state: State) -> Iterator[str]:
+    """Yield why a file is not the one with which a generation was begun."""
+    first, *further = state.generations(target.name)
+    if further != [first + 1]:
+        yield f"generations {first} and {further} are bound: nobody can tell which of them is being made"
+    shards = {shard.lane: shard for shard in target.shards((), 1)}
+    bound = {each.destination.name: each.key for each in state.of_generation(target.name, target.generation)}
+    other = any(lane not in shards or key != str(shards[lane].weight) for lane, key in bound.items())
+    if other or len(shards) != target.made_with:
+        yield (
+            f"generation {target.generation} with {target.made_with} shards is being made, and the file says other "
+            "shards, or other weights: end it with the file that it was begun with"
+        )
+
+
+def has_no_limit(queue: str, state: State) -> bool:
+    """Return whether nothing is done to a message of a queue however often it is delivered and comes back."""
+    found = state.queues.get(queue)
+    if found is None or found.type != "quorum":
+        return True
+    limit = found.arguments.get("x-delivery-limit", found.policy.get("delivery-limit"))
+    return limit == -1 if limit is not None else state.version < UNLIMITED_SINCE
 
 
 def _hindrances(old: Old, state: State) -> Iterator[str]:

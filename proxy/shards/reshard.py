@@ -5,25 +5,27 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aio_pika.abc import AbstractConnection
+from aio_pika.exceptions import AMQPError
 
 from proxy.settings.parse import Address
 from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock, LockLostError, connected_to, let_go
 from proxy.shards.difference import compare_generation
-from proxy.shards.drain import DrainError, closed, drained
-from proxy.shards.fleet import FleetError, ask_all, unsettled
+from proxy.shards.drain import DrainError, Line, closed
+from proxy.shards.fleet import FleetError, ask_all, unfit, unsettled
 from proxy.shards.generation import (
     Change,
     Permission,
     begun,
     change_of,
     differs,
+    has_no_limit,
     next_of,
     refusals,
     strangers,
@@ -32,10 +34,9 @@ from proxy.shards.generation import (
 )
 from proxy.shards.shard import Sharded
 from proxy.shards.state import State
-from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Step, Unbind
+from proxy.shards.steps import DeleteExchange, DeleteQueue, Removal, Step, Unbind
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
-from ring.destination import Destination
 from ring.ring import fingerprint
 
 _SWITCHED_WITHIN = 20.0
@@ -101,7 +102,7 @@ async def reshard(broker: Broker, lock: Lock, exchange: Sharded, manner: Manner,
     faults: list[BaseException] = []
     try:
         await course.run(state)
-    except* (ManagementError, TopologyError, LockLostError, FleetError, DrainError, OSError) as failed:
+    except* (ManagementError, TopologyError, LockLostError, FleetError, DrainError, AMQPError, OSError) as failed:
         faults += _each(failed)
     if faults:
         raise StoppedError([*dict.fromkeys(map(str, faults)), *course.how_to_go_on()]) from faults[0]
@@ -118,6 +119,9 @@ async def abort(broker: Broker, lock: Lock, exchange: Sharded, say: Say) -> None
         say(f"{exchange.name}: no change is under way: nothing to do")
         return
     steps, why_not = taken_back(target, state)
+    for queue in (step.name for step in steps if isinstance(step, DeleteQueue)):
+        if not why_not and (count := await lock.count_ready(exchange.vhost, queue)):
+            why_not = f"queue {queue!r} has {count} messages of programs without a sidecar"
     if why_not:
         raise StoppedError([f"{exchange.name}: {why_not}", "nothing was changed"])
     for step in steps:
@@ -133,6 +137,9 @@ def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
             yield from _each(error)
         else:
             yield error
+
+
+_GO_ON = "run it again: it goes on from here"
 
 
 class _Course:
@@ -153,7 +160,7 @@ class _Course:
         """Return how far the change has come, and what to do after it was stopped, in lines."""
         if not self._phase:
             return ["nothing was changed"]
-        return [f"it was stopped at: {self._phase}", "run it again: it goes on from here"]
+        return [f"it was stopped at: {self._phase}", _GO_ON]
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -189,16 +196,20 @@ class _Course:
                 await closed(connection, [each.lane for each in change.old])
                 self.say(f"  {node.name} returns what is sent to them")
             await self._settled()
-            self.phase(f"{name}: drains {len(change.left(state))} queues of generation {old}")
+            self.phase(f"{name}: drains {len(change.left(()))} queues of generation {old}")
             await self._drain(change, connections[0], old)
+        if (left := (await self.state()).generations(name)) != (number,):
+            raise StoppedError([f"{name}: lanes of the generations {left} are bound; {_GO_ON}"])
         self.say(f"{name}: generation {number} with {len(change.new)} shards is all there is")
 
     async def _ask_fleet(self) -> None:
-        """Raise FleetError unless each sidecar can be asked."""
+        """Raise FleetError unless each sidecar can be asked, and can tell what is settled."""
         manner = self.manner
         answers = await ask_all(self.broker.api, manner.sidecars, self.target.vhost, self.target.name)
         if not answers and not manner.no_sidecars:
             raise FleetError("no sidecar is connected to the cluster: use --no-sidecars if there is none")
+        if why := ", ".join(unfit(answers, unconfirmed=manner.unconfirmed)):
+            raise FleetError(f"sidecars whose publishes nobody can wait for: {why}")
 
     async def _refuse_unpermitted(self, change: Change) -> None:
         """Raise StoppedError if a user who may use old shards may not use new ones."""
@@ -306,28 +317,28 @@ class _Course:
             await asyncio.sleep(_PAUSE)
 
     async def _drain(self, change: Change, connection: AbstractConnection, generation: int) -> None:
-        """Drain all old queues, delete each that is empty, and open new shards as soon as they may be."""
+        """Drain all old queues, delete each that is empty, and open new shards as soon as they may be.
+
+        Whether a queue is gone is told by the broker's answers to this process alone: a list of the management API may
+        lack a queue that is there.
+        """
         state = await self.state()
         room, changed = asyncio.Semaphore(_AT_ONCE), asyncio.Event()
         gone: set[str] = set()
 
-        def is_gone(queue: str) -> Callable[[], bool]:
-            return lambda: queue in gone
-
         async def drain(queue: str) -> None:
-            async with room:
-                channel = await drained(connection, queue, generation, is_gone(queue), self.say)
+            line = Line(connection, queue, generation, may_look=has_no_limit(queue, state))
+            if (channel := await line.drained(room, self.say)) is not None:
                 await self.lock.check()
                 await take(self.broker, self.target.vhost, DeleteQueue(queue, if_empty=False))
-                gone.add(queue)
-                changed.set()
-                if channel is not None:
-                    with suppress(Exception):
-                        await channel.close()
+                with suppress(Exception):
+                    await channel.close()
                 self.say(f"  {queue} is drained, and deleted")
+            gone.add(queue)
+            changed.set()
 
         async with asyncio.TaskGroup() as tasks:
-            for queue in change.left(state):
+            for queue in change.left(gone):
                 tasks.create_task(drain(queue))
             while await self._advance(change, gone):
                 with suppress(TimeoutError):
@@ -336,23 +347,16 @@ class _Course:
 
     async def _advance(self, change: Change, gone: set[str]) -> bool:
         """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""
-        state = await self.state()
-        queues = {name: queue for name, queue in state.queues.items() if name not in gone}
-        state = replace(state, queues=queues)
-        left = change.left(state)
-        gone.update(queue for each in change.old for queue in each.queues.values() if queue not in left)
-        opened: list[Bind] = list(change.opened(state))
-        await self.take(opened)
+        state, left = await self.state(), change.left(gone)
+        await self.take(list(change.opened(state, gone)))
         busy = {place for _, place in left.values()}
         for each in change.old:
-            if each.place in busy:
-                continue
-            at = Destination("exchange", each.lane)
-            bound = [found for found in state.bindings.get(self.target.name, ()) if found.destination == at]
-            await self.take([Unbind(self.target.name, at, found.key, found.properties_key) for found in bound])
-            await self.take([DeleteExchange(name) for name in (each.lane, each.fan) if name in state.exchanges])
+            if each.place not in busy:
+                # The binding to a lane goes with the lane, so that a run that is killed in between finds the fan.
+                await self.take([DeleteExchange(name) for name in (each.fan, each.lane) if name in state.exchanges])
         if left:
-            self._tell(len(left), sum(state.queues[queue].waiting or 0 for queue in left))
+            counts = [queue.waiting or 0 for name in left if (queue := state.queues.get(name)) is not None]
+            self._tell(len(left), sum(counts))
         return bool(left)
 
     def _tell(self, queues: int, messages: int) -> None:

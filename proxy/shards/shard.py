@@ -128,7 +128,8 @@ class Sharded:
         for number, own in self.own.items():
             if own.lane == lane:
                 return number
-        found = _number_after(f"{self.name}.lane.{self.label(0)[:-1]}", lane)
+        prefix = "" if self.generation == 1 else f"g{self.generation}."
+        found = _number_after(f"{self.name}.lane.{prefix}", lane)
         return found if found is not None and self.shard(found).lane == lane else None
 
     def shards(self, existing: Iterable[int], nodes: int) -> tuple[Shard, ...]:

@@ -157,11 +157,19 @@ class State:
 
     def generations(self, exchange: str) -> tuple[int, ...]:
         """Return the generations of shards that an exchange is bound to, ascending."""
-        return tuple(sorted({generation_of(each) for each in self.bindings.get(exchange, ())}))
+        return tuple(sorted({self._generation_of(exchange, each) for each in self.bindings.get(exchange, ())} - {0}))
 
     def of_generation(self, exchange: str, generation: int) -> tuple[FoundBinding, ...]:
         """Return the bindings of an exchange to the shards of one generation."""
-        return tuple(each for each in self.bindings.get(exchange, ()) if generation_of(each) == generation)
+        found = self.bindings.get(exchange, ())
+        return tuple(each for each in found if self._generation_of(exchange, each) == generation)
+
+    def _generation_of(self, exchange: str, found: FoundBinding) -> int:
+        """Return the generation that a binding belongs to, as sidecars read it; 0 if its arguments are not readable."""
+        promise = found.promise
+        if promise is None and found.destination.kind == "exchange":
+            promise = self.promise(exchange, found.destination.name)
+        return promise.generation if promise is not None else 1
 
     def made_with(self, exchange: str, generation: int) -> int:
         """Return how many shards a later generation was made with; 0 for the first one."""
@@ -189,11 +197,6 @@ class State:
 
 
 _ALTERNATE = "a policy with an alternate exchange"
-
-
-def generation_of(found: FoundBinding) -> int:
-    """Return the generation of the shard that a binding of a ring leads to."""
-    return found.promise.generation if found.promise is not None else 1
 
 
 def _plain(found: FoundBinding) -> Binding:

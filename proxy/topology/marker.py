@@ -12,6 +12,9 @@ MARKER: Final = "x-ring-marker"
 PROBE: Final = "x-ring-probe"
 """The header of a message to a lane that must come back, since the lane is closed. Its body is empty."""
 
+STAMP: Final = "x-ring-id"
+"""The header of each message that a sidecar has published by a ring: such a one is neither marker nor probe."""
+
 DRAINER: Final = "ringproxy.generation"
 """The beginning of the consumer tag of whoever drains a shard."""
 

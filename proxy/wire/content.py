@@ -225,12 +225,13 @@ PROBE: Final = b"x-ring-probe"
 
 
 def is_probe(data: bytes, start: int, end: int) -> bool:
-    """Return whether a content header has a PROBE."""
+    """Return whether a content header has a PROBE, and is of no message that a sidecar has published by a ring."""
     if data.find(PROBE, start, end) < 0:
         return False
     try:
         _, first, stop = parts(data, start, end)
-        return table.find(data, first, stop, PROBE) is not None
+        is_ringed = table.find(data, first, stop, STAMP_ID) is not None
+        return not is_ringed and table.find(data, first, stop, PROBE) is not None
     except Fault:
         return False
 

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.shards import apply, reshard
 from proxy.topology.management import ManagementError
+from proxy.topology.marker import MARKER
 from testbed.broker import Broker
 from tests.integration.broker_api import wait_until
 from tests.integration.conftest import USER, StartSidecar
@@ -193,3 +194,18 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
         assert "cannot be asked" in told
         assert "nothing was changed" in told
         wire.goodbye()
+
+
+@pytest.mark.versions
+def test_markers_of_a_command_that_was_killed_are_taken_away(topology: Topology) -> None:
+    topology.write(FILE.format(1))
+    topology.did("apply")
+    vhost = topology.vhost
+    wait_until("the first shard", lambda: "orders.1" in queues(topology))
+    for _ in range(3):
+        body = {"routing_key": "orders.1", "payload": "", "payload_encoding": "string"}
+        body |= {"properties": {"delivery_mode": 2, "headers": {MARKER: 1}}}
+        assert vhost.api.ask("POST", "exchanges", vhost.name, "amq.default", "publish", body=body)["routed"]
+    topology.write(FILE.format(2))
+    ordered(topology, "--no-sidecars")
+    assert queues(topology) == {"orders.g2.1", "orders.g2.2"}

@@ -116,7 +116,7 @@ def whole(  # noqa: C901 - one loop, for speed
         names = i + 21 + data[i + 11]
         if stop > size or names + 2 > header:
             break
-        if not length:
+        if not length and (not data[names] or data.find(content.PROBE, header, body_at) >= 0):
             break  # it may be a marker, or a probe
         numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
         if link is None or link.state != _TAKES or consumer.channel.state != _OPEN:

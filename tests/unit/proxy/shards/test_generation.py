@@ -14,6 +14,7 @@ from proxy.shards.generation import (
     begun,
     change_of,
     differs,
+    has_no_limit,
     next_of,
     refusals,
     standing,
@@ -26,7 +27,7 @@ from proxy.shards.retirement import Shard as RetiredShard
 from proxy.shards.shard import OwnTerms, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Unbind
-from proxy.topology.bindings import Promise
+from proxy.topology.bindings import UNREADABLE, Promise
 from ring.destination import Destination
 
 SAC = {"x-single-active-consumer": True}
@@ -102,14 +103,13 @@ def test_a_new_shard_waits_for_each_old_one_that_had_keys_of_it() -> None:
     change = change_of(target, state)
     # A number that stays loses keys, and gets none.
     assert change.sources == {"orders.1": {"orders.1"}, "orders.2": {"orders.2"}, "orders.3": {"orders.1", "orders.2"}}
-    assert change.left(state) == {f"orders.{n}": ("orders", f"orders.{n}") for n in (1, 2)}
-    assert not list(change.opened(state))
-    (bind,) = change.opened(without(state, "orders.1"))
+    assert change.left(()) == {f"orders.{n}": ("orders", f"orders.{n}") for n in (1, 2)}
+    assert not list(change.opened(state, ()))
+    (bind,) = change.opened(state, {"orders.1"})
     assert bind.promise == Promise("orders.1", (("orders", "orders.g2.1"),), 2, 3)
-    names = [step.destination.name for step in change.opened(without(state, "orders.1", "orders.2"))]
+    names = [step.destination.name for step in change.opened(state, {"orders.1", "orders.2"})]
     assert names == [f"orders.lane.g2.{n}" for n in (1, 2, 3)]
-    opened = after(without(state, "orders.1"), [bind])
-    assert not list(change.opened(opened))
+    assert not list(change.opened(after(state, [bind]), {"orders.1"}))
 
 
 def test_where_an_old_lane_is_gone_new_shards_wait_for_more_and_never_for_fewer() -> None:
@@ -129,13 +129,12 @@ def test_each_group_drains_for_itself() -> None:
     target = next_of(file(1, 2, 3, **wanted), state)
     state = closed(after(state, compare_generation(target, state, is_new=True).steps), target)
     change = change_of(target, state)
-    assert {group for group, _ in change.left(state).values()} == {"orders", "orders/audit"}
-    binds = list(change.opened(without(state, "orders.1", "orders.2")))
+    assert {group for group, _ in change.left(()).values()} == {"orders", "orders/audit"}
+    binds = list(change.opened(state, {"orders.1", "orders.2"}))
     assert [bind.promise and bind.promise.groups for bind in binds] == [
         (("orders", f"orders.g2.{n}"),) for n in (1, 2, 3)
     ]
-    state = after(without(state, "orders.1", "orders.2"), binds)
-    (bind,) = change.opened(without(state, "orders.audit.2"))
+    (bind,) = change.opened(after(state, binds), {"orders.1", "orders.2", "orders.audit.2"})
     assert bind.promise == Promise("orders.2", (("orders/audit", "orders.audit.g2.2"),), 2, 3)
 
 
@@ -144,8 +143,7 @@ def test_a_change_that_is_over_is_like_the_file_and_the_next_one_follows() -> No
     target = next_of(file(1, 2, 3), state)
     state = closed(after(state, compare_generation(target, state, is_new=True).steps), target)
     change = change_of(target, state)
-    state = without(state, "orders.1", "orders.2")
-    state = after(state, change.opened(state))
+    state = after(without(state, *change.left(())), change.opened(state, change.left(())))
     state = after(state, [Unbind("orders", Destination("exchange", each.lane), "1", "~") for each in change.old])
     difference = compare(file(1, 2, 3), state)
     assert (difference.steps, difference.refusals) == ((), ())
@@ -227,8 +225,7 @@ def later(**more: Any) -> State:
     target = next_of(file(1, 2, 3, **more), state)
     state = closed(after(state, compare_generation(target, state, is_new=True).steps), target)
     change = change_of(target, state)
-    state = without(state, *change.left(state))
-    state = after(state, change.opened(state))
+    state = after(without(state, *change.left(())), change.opened(state, change.left(())))
     return after(state, [Unbind("orders", Destination("exchange", each.lane), "1", "~") for each in change.old])
 
 
@@ -270,3 +267,60 @@ def test_consumers_beside_the_group_are_named_and_those_of_sidecars_are_not() ->
     assert strangers(change, [link, drainer, elsewhere, None, {"queue": 1}]) == []
     (line,) = strangers(change, [link | {"arguments": []}])
     assert line.startswith("queue 'orders.1' has the consumer 'c', which does not consume as a group through a sidecar")
+
+
+@pytest.mark.parametrize(
+    ("bindings", "why"),
+    [
+        (
+            [FoundBinding(Destination("exchange", "special"), "1")],
+            "lane 'special', key '1', is no lane of",
+        ),
+        ([FoundBinding(Destination("exchange", "orders.lane.2"), "3")], "the keys '1' and '3'"),
+        ([FoundBinding(Destination("queue", "orders.2"), "1")], "is bound without a lane"),
+        (
+            [FoundBinding(Destination("exchange", "x"), "1", "~", UNREADABLE)],
+            "x-ring-generation of another form",
+        ),
+    ],
+)
+def test_what_nobody_can_tell_how_to_drain_is_refused(bindings: list[FoundBinding], why: str) -> None:
+    state = made(file(1, 2))
+    state = replace(state, bindings={**state.bindings, "orders": (*state.bindings["orders"], *bindings)})
+    assert any(why in line for line in refusals(file(1, 2, 3), state))
+
+
+def test_a_binding_without_arguments_belongs_to_the_generation_of_its_lane() -> None:
+    state = later()
+    plain = FoundBinding(Destination("exchange", "orders.lane.g2.2"), "1")
+    state = replace(state, bindings={**state.bindings, "orders": (*state.bindings["orders"], plain)})
+    assert state.generations("orders") == (2,)
+    assert begun(file(1, 2, 3), state) is None
+
+
+def test_a_group_that_the_file_leaves_out_is_not_ended_unsaid() -> None:
+    (line,) = refusals(file(1, 2, 3), made(file(1, 2, groups=("audit",))))
+    assert "group 'orders/audit' is not in the file" in line
+
+
+def test_a_change_is_ended_with_the_file_that_it_was_begun_with() -> None:
+    state = made(file(1, 2))
+    begins = after(state, compare_generation(next_of(file(1, 2, 3), state), state, is_new=True).steps)
+    assert not refusals(file(1, 2, 3), begins)
+    for other in (file(1, 2, 3, 4), file(1, 2), file(1, 2, 3, own={1: OwnTerms(weight=2)})):
+        assert any("end it with the file that it was begun with" in line for line in refusals(other, begins))
+
+
+@pytest.mark.parametrize(
+    ("queue", "version", "has_none"),
+    [
+        (FoundQueue("quorum"), (3, 10), True),
+        (FoundQueue("quorum"), (4, 3), False),
+        (FoundQueue("quorum", {"x-delivery-limit": -1}), (4, 3), True),
+        (FoundQueue("quorum", {"x-delivery-limit": 5}), (3, 10), False),
+        (FoundQueue("quorum", policy={"delivery-limit": 5}), (3, 10), False),
+        (FoundQueue("classic"), (4, 3), True),
+    ],
+)
+def test_whether_a_delivery_limit_counts_a_look(queue: FoundQueue, version: tuple[int, ...], has_none: bool) -> None:
+    assert has_no_limit("q", State("/", queues={"q": queue}, version=version)) is has_none
