@@ -18,6 +18,7 @@ from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.demo.group import group_act
 from testbed.demo.group_oracle import Verdict as GroupVerdict
+from testbed.demo.growth import growth_act
 from testbed.demo.load import IN_FLIGHT, Load
 from testbed.demo.oracle import History, Sent, Verdict, chi_squared, judge, moved
 from testbed.demo.publisher import key_of
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 async def demo(broker: Broker) -> int:
-    """Run the acts: the race of pika programs, changes under load, the judgement, consumers, a pool of workers."""
+    """Run the acts: the race of pika programs, changes under load, consumers, a pool of workers, growth in order."""
     vhost = f"ringproxy-demo-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="ringproxy-demo-") as folder:
         topology = Topology(broker, vhost, EXCHANGE, Path(folder, "topology.toml"))
@@ -71,7 +72,8 @@ async def demo(broker: Broker) -> int:
             finally:
                 await topology.forget_writer()
         status = max(status, conclude_group(await group_act(broker, f"{vhost}-group", Path(folder), say)))
-        return max(status, conclude_series(await series_act(broker, f"{vhost}-series", Path(folder), say)))
+        status = max(status, conclude_series(await series_act(broker, f"{vhost}-series", Path(folder), say)))
+        return max(status, conclude_growth(await growth_act(broker, f"{vhost}-growth", Path(folder), say)))
 
 
 async def acts(broker: Broker, vhost: str, world: World, topology: Topology) -> int:
@@ -94,7 +96,7 @@ async def acts(broker: Broker, vhost: str, world: World, topology: Topology) -> 
             await load.run(lambda: enough(len(load.sent), advance))
         ours = [latest(load.sent)]
         say("A fifth shard from the file, then the first one retired, while publishing goes on:")
-        change = Change(topology, sidecar, history, Rings(sidecar, vhost, EXCHANGE))
+        change = Change(topology, sidecar, history, Rings(sidecar.admin_url, vhost, EXCHANGE))
         ours += await change_under_load(load, change)
     say("The same on the exchange itself, for comparison:")
     natively = await native_changes(world)
@@ -320,6 +322,14 @@ def conclude_series(faults: list[str]) -> int:
     )
     print("were worked on at once.")
     return 0
+
+
+def conclude_growth(faults: list[str]) -> int:
+    """Print what came of the growth, and return the exit status."""
+    for fault in faults[:10]:
+        print(f"  FAULT: {fault}")
+    print(f"Growth: {len(faults)} faults.")
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

@@ -8,20 +8,19 @@ import aiohttp
 from ring.destination import Destination
 from ring.ring import fingerprint
 from testbed.demo.world import HASH
-from testbed.sidecar import Sidecar
 
 
 class Rings:
     """One exchange's ring, as it changes."""
 
-    def __init__(self, sidecar: Sidecar, vhost: str, exchange: str) -> None:
-        """Names that need no percent-encoding."""
-        self._url = f"{sidecar.admin_url}/rings/{vhost}/{exchange}"
+    def __init__(self, admin_url: str, vhost: str, exchange: str) -> None:
+        """Take the URL of a sidecar's admin listener, and names that need no percent-encoding."""
+        self._url = f"{admin_url}/rings/{vhost}/{exchange}"
 
-    async def until(self, weights: Mapping[str, int]) -> None:
-        """Return once the ring of these weights is in force."""
+    async def until(self, weights: Mapping[str, int], within: float = 30.0) -> None:
+        """Return once the ring of these weights is in force. Raises TimeoutError if that takes too long, in seconds."""
         wanted = fingerprint({Destination("queue", q): w for q, w in weights.items()}, HASH, "routing_key")
-        async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+        async with aiohttp.ClientSession() as session, asyncio.timeout(within):
             while True:
                 async with session.get(self._url) as response:
                     if (await response.json())["ring"] == wanted:

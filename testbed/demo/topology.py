@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -19,6 +19,10 @@ from testbed.demo.world import request
 
 WRITER, PASSWORD = "ringproxy-demo-writer", "demo"
 """The user as whom all programs publish through the sidecar."""
+
+
+LONGEST_LINE = 1024 * 1024
+"""The most bytes of one line that the command prints."""
 
 
 def may_write_directly(line: str) -> bool:
@@ -57,6 +61,14 @@ class Topology:
         """Do what the plan says, and return the lines of progress."""
         return await self._run("apply", str(self._file))
 
+    async def apply_ordered(self, sidecars: Iterable[str], tell: Callable[[str], None]) -> None:
+        """Change the shards with each key's order kept. `sidecars` are the URLs of all admin listeners.
+
+        `tell` gets each line of progress as it comes.
+        """
+        flags = [f"--sidecar={url}" for url in sidecars]
+        await self._run("apply", "--ordered", *flags, str(self._file), tell=tell)
+
     async def retire(self, queue: str, sidecar: str) -> str:
         """Take a shard off the ring once its sidecar, by the URL of its admin listener, knows; its messages stay."""
         return await self._run(
@@ -79,15 +91,31 @@ class Topology:
         """Delete `WRITER`."""
         await asyncio.to_thread(request, self._broker, "DELETE", f"/api/users/{WRITER}", None)
 
-    async def _run(self, *arguments: str, statuses: tuple[int, ...] = (0,)) -> str:
+    async def _run(
+        self, *arguments: str, statuses: tuple[int, ...] = (0,), tell: Callable[[str], None] = lambda _: None
+    ) -> str:
         part, *others = arguments
         urls = [
             f"--broker-url={URL(self._broker.amqp_url).with_path('/') / quote(self._vhost, safe='')}",
             f"--management-url={self._broker.management_url}",
         ]
         command = [sys.executable, "-m", "proxy", "topology", part, *urls, *others]
-        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, process_group=0)
-        output, errors = await process.communicate()
-        if process.returncode not in statuses:
-            raise SetupError(f"ring-proxy topology {part} ended with {process.returncode}: {errors.decode()}")
-        return output.decode()
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=PIPE, stderr=PIPE, limit=LONGEST_LINE, process_group=0
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output, errors = [], asyncio.create_task(process.stderr.read())
+        try:
+            async for line in process.stdout:
+                output.append(line.decode())
+                tell(output[-1].rstrip("\n"))
+            status = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            told = (await errors).decode()
+        if status not in statuses:
+            raise SetupError(f"ring-proxy topology {part} ended with {status}: {told}")
+        return "".join(output)

@@ -106,7 +106,7 @@ async def demo(broker: Broker, folder: Path) -> list[str]:
 
 async def traffic(publisher: Publisher, consumer: Consumer, world: World, sidecar: Sidecar, direct: URL) -> None:
     """Three stretches over AMQP and by HTTP: before and after a weight changes, and while a queue is added."""
-    vhost, rings = direct.path.removeprefix("/"), Rings(sidecar, direct.path.removeprefix("/"), EXCHANGE)
+    vhost, rings = direct.path.removeprefix("/"), Rings(sidecar.admin_url, direct.path.removeprefix("/"), EXCHANGE)
     host, _, port = sidecar.amqp_address.rpartition(":")
     weights = dict(WEIGHTS)
     async with channel_to(str(direct.with_scheme("amqp").with_host(host).with_port(int(port)))) as channel:

@@ -8,7 +8,7 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -20,38 +20,48 @@ from rich.table import Table
 
 from ring.destination import Destination
 from ring.ring import Ring
+from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.demo.screen import say
-from testbed.demo.sharded import EXCHANGE, sharded
+from testbed.demo.sharded import EXCHANGE, Listeners, sharded
+from testbed.demo.topology import Topology
 from testbed.ending import status_of
 from testbed.playground.crew import RECENT, Crew
 from testbed.playground.ledger import Ledger
 
-QUEUES = [f"{EXCHANGE}.{number}" for number in range(1, 7)]
+SHARDS, MORE_SHARDS, MOST_SHARDS = 6, 2, 20
+"""The shards at first, how many come at a time, and how many there are at most."""
 CUSTOMERS = [f"customer-{number}" for number in range(1, 41)]
 ROUND_SECONDS = 0.5
 """Each customer publishes an order a round, once the order before is confirmed."""
 WORKERS = 3
 MOST_WORKERS = 9
 FAILURES = 5
-SETTINGS = {"groups-in-series": EXCHANGE, "groups-retry-delay": "1", "groups-retry-delay-max": "4"}
+SETTINGS = {
+    "groups-in-series": EXCHANGE,
+    "groups-retry-delay": "1",
+    "groups-retry-delay-max": "4",
+    "sync-interval": "1",
+}
 WAITS = 1.0
 """Seconds after which a customer is shown as waiting."""
-EMPTY_WITHIN = 30.0
-"""Seconds from `q` until all orders must be done."""
-HELP = "k  kill a worker      a  add a worker      f  fail an order five times      q  quit"
+EMPTY_WITHIN = 60.0
+"""Seconds from `q` until all orders must be done, and a change of the shards made."""
+HELP = "k  kill a worker    a  add a worker    f  fail an order five times    g  grow by two shards in order    q  quit"
 
 
 class Playground:
     """The group, who publishes to it, and what has happened."""
 
-    def __init__(self, urls: list[str]) -> None:
-        """Take the AMQP URLs of the sidecars."""
-        self._url = urls[0]
+    def __init__(self, sidecars: Sequence[Listeners], topology: Topology) -> None:
+        """Take all sidecars, and the exchange as a file has it."""
+        urls = [sidecar.amqp_url for sidecar in sidecars]
+        self._url, self._admins = urls[0], [sidecar.admin_url for sidecar in sidecars]
+        self._topology = topology
+        self._growing: asyncio.Task[None] | None = None
         self.ledger = Ledger()
         self.crew = Crew(urls, self.ledger.tried)
-        ring = Ring.build(dict.fromkeys((Destination("queue", queue) for queue in QUEUES), 1))
-        self._shards = {each: ring.owner_of(each.encode()).name.rpartition(".")[2] for each in CUSTOMERS}
+        self._count, self._shards = SHARDS, shard_by_customer(SHARDS)
         self._failing: set[str] = set()
         self.news = ""
 
@@ -68,8 +78,45 @@ class Playground:
             customer = random.choice(CUSTOMERS)
             self._failing.add(customer)
             self.news = f"the next order of {customer} fails {FAILURES} times"
+        elif key == "g" and self.is_growing:
+            self.news = "a change of the shards is under way"
+        elif key == "g" and self._count >= MOST_SHARDS:
+            self.news = f"{self._count} shards are enough"
+        elif key == "g":
+            self.news = f"{MORE_SHARDS} shards come"
+            self._growing = asyncio.create_task(self._grow(self._count + MORE_SHARDS))
         else:
             self.news = "no such key"
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether a change of the shards is under way."""
+        return self._growing is not None and not self._growing.done()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something left that workers can do."""
+        return bool(self.crew.workers) and (self.is_growing or self.ledger.left() > 0)
+
+    async def _grow(self, count: int) -> None:
+        self._topology.write(dict.fromkeys(queues(count), 1))
+        try:
+            await self._topology.apply_ordered(self._admins, self._tell)
+        except SetupError as error:
+            self.news = f"{error}"
+            return
+        self._count, self._shards = count, shard_by_customer(count)
+
+    def _tell(self, line: str) -> None:
+        self.news = line.strip()
+
+    async def end(self) -> None:
+        """Stop a change of the shards that is under way, and kill all workers."""
+        if self._growing is not None:
+            self._growing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._growing
+        await self.crew.end()
 
     async def publish(self) -> None:
         """Publish an order of each customer every round, until cancelled."""
@@ -107,6 +154,17 @@ class Playground:
         return f"  {counts}, {ledger.failed} failed tries, {len(ledger.faults)} out of order{waits}"
 
 
+def queues(count: int) -> list[str]:
+    """Return the names of so many shards."""
+    return [f"{EXCHANGE}.{number}" for number in range(1, count + 1)]
+
+
+def shard_by_customer(count: int) -> dict[str, str]:
+    """Return the number of each customer's shard, of so many shards."""
+    ring = Ring.build(dict.fromkeys((Destination("queue", queue) for queue in queues(count)), 1))
+    return {each: ring.owner_of(each.encode()).name.rpartition(".")[2] for each in CUSTOMERS}
+
+
 def main() -> int:
     """Play until `q`; 0 only if every order was done, and each customer's in order."""
     say("Getting a RabbitMQ ...")
@@ -118,9 +176,10 @@ async def play(broker: Broker) -> int:
     """Make the group, show it, and judge it at the end."""
     with tempfile.TemporaryDirectory(prefix="ringproxy-try-") as folder:
         vhost = f"ringproxy-try-{os.getpid()}"
-        async with sharded(broker, vhost, Path(folder), QUEUES, 2, SETTINGS) as sidecars:
-            playground = Playground([sidecar.amqp_url for sidecar in sidecars])
-            say(f"RabbitMQ {broker.version}: {len(CUSTOMERS)} customers' orders, {len(QUEUES)} shards, two sidecars.")
+        async with sharded(broker, vhost, Path(folder), queues(SHARDS), 2, SETTINGS) as sidecars:
+            topology = Topology(broker, vhost, EXCHANGE, Path(folder, "grown.toml"), "quorum")
+            playground = Playground(sidecars, topology)
+            say(f"RabbitMQ {broker.version}: {len(CUSTOMERS)} customers' orders, {SHARDS} shards, two sidecars.")
             for number, sidecar in enumerate(sidecars, 1):
                 say(f"  console of sidecar {number}: {sidecar.admin_url}/")
             say(f"\n  {HELP}\n")
@@ -128,7 +187,7 @@ async def play(broker: Broker) -> int:
                 await run(playground)
                 return conclude(playground.ledger, bool(playground.crew.workers))
             finally:
-                await playground.crew.end()
+                await playground.end()
 
 
 async def run(playground: Playground) -> None:
@@ -142,7 +201,7 @@ async def run(playground: Playground) -> None:
                 tell()
     say("  no more is published; waiting until all orders are done ...")
     until = time.monotonic() + EMPTY_WITHIN
-    while playground.ledger.left() and playground.crew.workers and time.monotonic() < until:  # noqa: ASYNC110
+    while playground.is_busy and time.monotonic() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 
 
