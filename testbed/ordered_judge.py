@@ -52,7 +52,7 @@ class Figures(NamedTuple):
     slowest: float
     """The longest time from a publish to its confirm, of the publishes from the begin to the end of the change."""
     ended: float
-    """The seconds until all keys were consumed from the new shards, and the old ones had nothing of the old ring."""
+    """The seconds until all keys were consumed by the new ring, and nothing of the old ring was left to consume."""
 
 
 def figures(
