@@ -16,7 +16,7 @@ queues of its own. The change goes in this order:
 3. **Settled.** A probe through each node comes back, and each sidecar says that nothing is unsettled of what it has
    published by an earlier ring. What an old queue does not hold now, it never gets (docs/development/generations.md).
 4. **Drained.** A marker goes into each old queue. The member that gets it lets the queue go once all before it is
-   acked. Whoever makes the change waits in the queue's line of consumers, finds nothing but markers, and deletes it.
+   acked. The command that makes the change waits in the queue's line of consumers, finds nothing but markers, and deletes it.
 5. **Opened.** A group may consume a new shard once each old queue of the group that had keys of it is gone. A binding
    says so: it promises the new queue to the group.
 6. **Removed.** The exchange is unbound from an old lane once all queues behind it are gone.

@@ -1,6 +1,6 @@
 """The marker that stands behind all messages of a shard whose generation ends, and who puts it there.
 
-Whoever changes generations (`proxy/shards/`) puts markers and takes them away; members of groups keep them from clients
+A change of generations (`proxy/shards/`) puts markers and takes them away; members of groups keep them from clients
 and let the shard go (`proxy/groups/consuming/`).
 """
 

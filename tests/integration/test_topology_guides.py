@@ -70,13 +70,17 @@ class Reader:
         status: int = 0,
     ) -> str:
         """Run one command in this process, where a test can set what it waits for, and which needs no time to start."""
+        assert self.run(f"{command} {more}", capsys, patch) == status
+        return capsys.readouterr().out
+
+    def run(self, command: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> int:
+        """Run one command in this process, and return its exit status."""
         for name, value in re.findall(r"^export (\w+)=(\S+)$", self._settings, flags=re.M):
             patch.setenv(name, value)
-        program, *arguments = shlex.split(f"{command} {more}".replace("topology.toml", shlex.quote(str(self.file))))
+        program, *arguments = shlex.split(command.replace("topology.toml", shlex.quote(str(self.file))))
         assert program == "ring-proxy"
         capsys.readouterr()
-        assert main(arguments) == status
-        return capsys.readouterr().out
+        return main(arguments)
 
 
 def test_the_guide_from_the_first_shard_to_check(
