@@ -1,4 +1,4 @@
-"""What a change of generations does over AMQP: probe that lanes are closed, and be the last consumer of old queues.
+"""The part of a change of generations over AMQP: probe that lanes are closed, and be the last consumer of old queues.
 
 Theory
 ------
@@ -7,7 +7,7 @@ Theory
 of it one after the other, and a frozen one goes on routing, so each node is asked, until the probe comes back.
 
 **The last consumer.** An old queue has single active consumer. Its consumers stand in a line, in the order in which
-they came, and the first gets all messages. The command that drains the queue joins that line. The group's member lets the queue
+they came, and the first gets all messages. The drainer joins that line. The group's member lets the queue
 go when it gets a marker and has acked all before it. The drainer is the active consumer then, puts a further marker,
 and looks at each message up to that one. If all are markers, the queue had nothing else: nobody else consumes, a
 requeued message comes before what was put later, and the broker returns what late publishers send. If one is a message,

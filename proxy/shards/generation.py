@@ -14,9 +14,9 @@ queues of its own. The change goes in this order:
    be drained. Then the old lanes are unbound from their queues. RabbitMQ returns from then on what a late publisher
    sends there, and its sidecar publishes that again by the new ring, before later messages of the key.
 3. **Settled.** A probe through each node comes back, and each sidecar says that nothing is unsettled of what it has
-   published by an earlier ring. What an old queue does not hold now, it never gets (docs/development/generations.md).
+   published by an earlier ring. An old queue gets nothing more from now on (docs/development/generations.md).
 4. **Drained.** A marker goes into each old queue. The member that gets it lets the queue go once all before it is
-   acked. The command that makes the change waits in the queue's line of consumers, finds nothing but markers, and deletes it.
+   acked. The command waits in the queue's line of consumers, finds nothing but markers, and deletes it.
 5. **Opened.** A group may consume a new shard once each old queue of the group that had keys of it is gone. A binding
    says so: it promises the new queue to the group.
 6. **Removed.** The exchange is unbound from an old lane once all queues behind it are gone.
