@@ -59,7 +59,7 @@ def take(g: Consuming, hidden: HiddenChannel) -> None:
 def take_probe(g: Consuming, hidden: HiddenChannel) -> None:
     """Ack a probe, of which `hidden` has the method, and give the client nothing of it.
 
-    A node has routed it that did not know yet that the lane leads nowhere. Anybody else who sends one loses it, and nothing
+    A node has routed it that did not know yet that the lane leads nowhere. Another sender loses it, and nothing
     more: a marker, which stays in its queue, comes through the default exchange.
     """
     method, hidden.frame = hidden.frame, b""
