@@ -22,7 +22,7 @@ def counts(sample: float = 1.0, separator: str | None = None, **named: dict[str,
 
 
 def names(now: Counts, before: dict[int, Counts]) -> list[tuple[str, int]]:
-    """What has grown, and how many days ago; `before` is by how many days ago it was."""
+    """The names of all that has grown, and how many days ago; `before` is by how many days ago it was."""
     days = {date.fromordinal(TODAY.toordinal() - ago): one for ago, one in before.items()}
     return [(one.subject.name, (TODAY - one.since).days) for one in grown(now, days)]
 

@@ -69,7 +69,9 @@ def test_a_journal_and_its_table_have_the_same_records_rings_and_files(
     files = [{row.file for row in read_records(spark, str(path)).select("file").collect()} for path in (journal, out)]
     assert files[0] == files[1]
     assert read_rings(spark, str(out)) == read_rings(spark, str(journal)) == {KNOWN.fingerprint: KNOWN}
-    assert {path.name for path in out.iterdir()} == {"table.json", "records", "rings", "hours", "landing", "leftovers"}
+    assert {path.name for path in out.iterdir()} == {
+        *("table.json", "verdict.json", "records", "rings", "hours", "landing", "leftovers"),
+    }
     assert not any((out / "landing").iterdir())
     assert not any(path for path in (out / "leftovers").iterdir() if not path.name.startswith("."))
 
