@@ -203,8 +203,8 @@ def test_markers_of_a_command_that_was_killed_are_taken_away(topology: Topology)
     vhost = topology.vhost
     wait_until("the first shard", lambda: "orders.1" in queues(topology))
     for _ in range(3):
-        body = {"routing_key": "orders.1", "payload": "", "payload_encoding": "string"}
-        body |= {"properties": {"delivery_mode": 2, "headers": {MARKER: 1}}}
+        properties = {"delivery_mode": 2, "headers": {MARKER: 1}}
+        body = {"routing_key": "orders.1", "payload": "", "payload_encoding": "string", "properties": properties}
         assert vhost.api.ask("POST", "exchanges", vhost.name, "amq.default", "publish", body=body)["routed"]
     topology.write(FILE.format(2))
     ordered(topology, "--no-sidecars")
