@@ -63,8 +63,13 @@ def stopped_after(steps: int) -> Iterator[list[int]]:
         yield left
 
 
-def ordered(topology: Topology, *flags: str) -> str:
-    return topology.did("apply", "--ordered", str(topology.file), *flags)
+def fleet(topology: Topology) -> list[str]:
+    """Return the flags for a fleet that may have other tests' sidecars, or none."""
+    return ["--no-sidecars", *fleet_flags(topology.vhost.api)]
+
+
+def ordered(topology: Topology) -> str:
+    return topology.did("apply", "--ordered", str(topology.file), *fleet(topology))
 
 
 @pytest.mark.versions
@@ -72,14 +77,14 @@ def test_empty_shards_are_replaced_up_and_down(topology: Topology) -> None:
     topology.write(FILE.format(2))
     topology.did("apply")
     topology.write(FILE.format(3))
-    ordered(topology, "--no-sidecars")
+    ordered(topology)
     lanes = {f"orders.lane.g2.{n}": {f"orders.g2.{n}"} for n in (1, 2, 3)}
     assert bound(topology) == {"orders": set(lanes), **lanes}
     assert queues(topology) == {"orders.g2.1", "orders.g2.2", "orders.g2.3"}
     topology.did("check")
-    assert "nothing to do" in ordered(topology, "--no-sidecars")
+    assert "nothing to do" in ordered(topology)
     topology.write(FILE.format(1))
-    ordered(topology, "--no-sidecars")
+    ordered(topology)
     assert bound(topology) == {"orders": {"orders.lane.g3.1"}, "orders.lane.g3.1": {"orders.g3.1"}}
     assert queues(topology) == {"orders.g3.1"}
     topology.did("check")
@@ -91,7 +96,7 @@ def test_a_generation_is_taken_back_as_long_as_it_is_not_the_ring(topology: Topo
     before = topology.made()
     topology.write(FILE.format(3))
     with stopped_after(11):
-        told = topology.run("apply", "--ordered", "--no-sidecars", str(topology.file))
+        told = topology.run("apply", "--ordered", *fleet(topology), str(topology.file))
     assert told.returncode == 2
     assert "the management API is away" in told.stderr
     assert "run it again: it goes on from here" in told.stderr
@@ -102,7 +107,7 @@ def test_a_generation_is_taken_back_as_long_as_it_is_not_the_ring(topology: Topo
     wait_until("it is taken back", lambda: topology.run("apply", "--abort", str(topology.file)).returncode == 0)
     assert topology.made() == before
     with stopped_after(12):
-        topology.run("apply", "--ordered", "--no-sidecars", str(topology.file))
+        topology.run("apply", "--ordered", *fleet(topology), str(topology.file))
     assert "is the ring already" in topology.run("apply", "--abort", str(topology.file)).stderr
 
 
@@ -117,10 +122,10 @@ def test_a_change_that_stops_at_any_step_is_ended_by_the_next_run(
     for steps in itertools.count(0, 2):
         topology.write(FILE.format(next(sizes)))
         with stopped_after(steps) as left:
-            topology.run("apply", "--ordered", "--no-sidecars", str(topology.file))
+            topology.run("apply", "--ordered", *fleet(topology), str(topology.file))
         if more := max(left[0], 0):
             break
-        ordered(topology, "--no-sidecars")
+        ordered(topology)
         topology.did("check")
     assert more, steps
     (generation,) = {name.rsplit(".", 2)[1] for name in queues(topology)}
@@ -143,13 +148,12 @@ def test_each_key_stays_in_order_while_its_exchange_grows_shrinks_and_gets_other
     topology.vhost.permit(USER, *rights)
     sidecars = [start_sidecar(groups="orders", sync_interval="3") for _ in range(2)]
     urls = [through(each, topology.vhost.name) for each in sidecars]
-    flags = fleet_flags(topology.vhost.api)
     told = []
     with OrderedLoad(urls, urls, keys=40, rate=100, groups=("orders", "orders/audit")) as load:
         for shards, more in ((5, ""), (2, ""), (2, "\n[[exchange.shard]]\nnumber = 1\nweight = 3\n")):
             topology.write(FILE.format(shards) + 'groups = ["audit"]\n' + more)
             begun = load.total
-            told.append(ordered(topology, *flags))
+            told.append(ordered(topology))
             topology.did("check")
             wait_until("messages of this generation", lambda begun=begun: load.total > begun + 100)  # type: ignore[misc]
     assert not load.overtaken
@@ -165,26 +169,25 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
     topology.did("apply")
     before = topology.made()
     topology.write(FILE.format(3))
-    vhost = topology.vhost
+    vhost, flags = topology.vhost, fleet(topology)
 
-    def refused(*flags: str) -> str:
+    def refused() -> str:
         told = topology.run("apply", "--ordered", str(topology.file), *flags)
         assert told.returncode == 2
         assert topology.made() == before
         return told.stderr
 
-    wait_until("no sidecar is left", lambda: "no sidecar is connected" in refused())
     vhost.permit(USER, "", r"^(orders|orders\.lane\.[0-9]+)$", "")
-    assert "may write on 'orders.lane.1' and not on 'orders.lane.g2.1'" in refused("--no-sidecars")
+    assert "may write on 'orders.lane.1' and not on 'orders.lane.g2.1'" in refused()
     vhost.permit(USER, "", r"^(orders|orders\.lane\.(g[0-9]+\.)?[0-9]+)$", "")
     with client.session(port_of(topology.amqp_url), vhost.name) as wire:
         wire.channel(1)
         consume(wire, 1, "mine", "orders.2")
         wait_until("it is listed", lambda: bool(vhost.api.ask("GET", "consumers", vhost.name)))
-        assert "queue 'orders.2' has the consumer 'mine'" in refused("--no-sidecars")
+        assert "queue 'orders.2' has the consumer 'mine'" in refused()
         wire.goodbye()
     with client.session(start_sidecar().amqp_port, vhost.name) as wire:
-        told = refused("--no-sidecars")
+        told = refused()
         assert "cannot be asked" in told
         assert "nothing was changed" in told
         wire.goodbye()
@@ -192,7 +195,7 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
         wire.channel(1)
         monkeypatch.setattr(WAITS[0], COUNTED)
         with publishing(wire, "orders", "key {}"):
-            assert "messages were published to exchange 'orders' itself" in refused("--no-sidecars")
+            assert "messages were published to exchange 'orders' itself" in refused()
         wire.goodbye()
 
 
@@ -207,5 +210,5 @@ def test_markers_of_a_command_that_was_killed_are_taken_away(topology: Topology)
         body = {"routing_key": "orders.1", "payload": "", "payload_encoding": "string", "properties": properties}
         assert vhost.api.ask("POST", "exchanges", vhost.name, "amq.default", "publish", body=body)["routed"]
     topology.write(FILE.format(2))
-    ordered(topology, "--no-sidecars")
+    ordered(topology)
     assert queues(topology) == {"orders.g2.1", "orders.g2.2"}
