@@ -536,7 +536,13 @@ class _Comparison:
         kept_promise = self._kept_promise(shard)
         if self.is_new:
             promise = promise._replace(groups=())
-        if not kept or (not self.is_new and kept_promise != promise):
+        if not kept and not self.is_new:
+            self._refuse(
+                f"shard {shard.number}:",
+                f"generation {promise.generation} was made without it; the shards of a later generation change with: "
+                "ring-proxy topology apply --ordered",
+            )
+        elif not kept or (not self.is_new and kept_promise != promise):
             self._added.append(Bind(name, lane, str(shard.weight), promise))
         if kept and {each.key for each in kept} != {str(shard.weight)}:
             self._refuse(

@@ -27,7 +27,7 @@ left gives its keys to them, so that more old queues must be empty before a new 
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -52,6 +52,8 @@ HINDRANCES: Final[Mapping[str, str]] = {
     "max-length": "a marker could push a message out",
     "x-max-length-bytes": "a marker could push a message out",
     "max-length-bytes": "a marker could push a message out",
+    "x-dead-letter-strategy": "messages that wait to be dead-lettered would go with the queue",
+    "dead-letter-strategy": "messages that wait to be dead-lettered would go with the queue",
     "x-expires": "the queue is deleted while nobody consumes it",
     "expires": "the queue is deleted while nobody consumes it",
 }
@@ -373,6 +375,7 @@ def _hindrances(old: Old, state: State) -> Iterator[str]:
             yield f"queue {name!r} is a stream, which keeps its messages and is never drained"
         elif queue.arguments.get("x-single-active-consumer") is not True:
             yield f"queue {name!r} has no single active consumer, so nobody can tell that all before a marker is acked"
-        keys: Sequence[str] = [key for key in HINDRANCES if key in queue.arguments or key in queue.policy]
-        for key in keys:
-            yield f"queue {name!r} has {key}: {HINDRANCES[key]}"
+        terms = {**queue.policy, **queue.arguments}
+        for key, why in HINDRANCES.items():
+            if key in terms and terms[key] != "at-most-once":
+                yield f"queue {name!r} has {key}: {why}"

@@ -367,7 +367,8 @@ class _Course:
         since, before = self._first
         rate = (before - messages) / (now - since) if now > since else 0.0
         done = f"; at {rate:,.0f} messages/s done in {messages / rate:,.0f} s" if rate > 0 and messages else ""
-        self.say(f"  {queues} queues are left, with {messages:,} messages as the management API counts{done}")
+        are_left = "1 queue is left" if queues == 1 else f"{queues} queues are left"
+        self.say(f"  {are_left}, with {messages:,} messages as the management API counts{done}")
 
     async def _nodes(self, state: State) -> list[Node]:
         """Return the nodes of the cluster. Raises StoppedError if one does not run: what it routes is not known."""

@@ -153,8 +153,9 @@ def test_a_change_that_is_over_is_like_the_file_and_the_next_one_follows() -> No
     further = next_of(file(1, 2), state)
     assert further.generation == 3
     assert [each.queues for each in change_of(further, state).old] == [{"orders": f"orders.g2.{n}"} for n in (1, 2, 3)]
-    (refusal,) = compare(file(1, 2), state).refusals
-    assert "apply --ordered" in refusal
+    for other in (file(1, 2), file(1, 2, 3, 4)):
+        (refusal,) = compare(other, state).refusals
+        assert "apply --ordered" in refusal
 
 
 def test_a_generation_is_taken_back_until_it_is_the_ring() -> None:
@@ -198,6 +199,8 @@ def test_a_file_that_no_generation_can_be_made_of_is_refused(wanted: Sharded, wh
         (FoundQueue("quorum"), "no single active consumer"),
         (FoundQueue("quorum", SAC | {"x-message-ttl": 5}), "x-message-ttl: a marker could expire"),
         (FoundQueue("quorum", SAC, policy={"delayed-retry-type": "all"}), "delayed retry"),
+        (FoundQueue("quorum", SAC | {"x-max-length": 5}), "a marker could push a message out"),
+        (FoundQueue("quorum", SAC, policy={"dead-letter-strategy": "at-least-once"}), "would go with the queue"),
     ],
 )
 def test_a_queue_that_cannot_be_drained_in_order_is_refused(queue: FoundQueue, why: str) -> None:
