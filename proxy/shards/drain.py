@@ -129,8 +129,7 @@ class Line:
         last, wait = "", _LOOK_FIRST
         while True:
             if not self._is_marked:
-                last = last or uuid.uuid4().hex
-                await _put(channel, self._queue, self._generation, last)
+                await _put(channel, self._queue, self._generation, uuid.uuid4().hex)
                 self._is_marked = True
             try:
                 message = await asyncio.wait_for(inbox.get(), wait)
@@ -142,10 +141,12 @@ class Line:
                 continue
             if not _is_own(message):
                 return False
-            if last and message.message_id == last:
+            if not last:
+                # This consumer is the active one, so whatever is in the queue comes before a marker that is put now.
+                last = uuid.uuid4().hex
+                await _put(channel, self._queue, self._generation, last)
+            elif message.message_id == last:
                 return True
-            # Whatever is in the queue comes before a marker that is put now.
-            last, self._is_marked = "", False
             await _answered(message.ack())
 
 
