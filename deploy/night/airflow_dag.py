@@ -18,7 +18,7 @@ with DAG(
 ):
     BashOperator(
         task_id="day",
-        # Of the run and not of the clock: a run that is cleared does its own day again.
+        # The day is the run's and not the clock's: a run that is cleared does its own day again.
         bash_command="exec /opt/ringproxy-pipeline/bin/python -m pipeline day"
         " --journal /var/lib/ringproxy/journal"
         " --out /var/lib/ringproxy-night"

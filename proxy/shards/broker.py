@@ -29,7 +29,7 @@ _OWNER_KNOWN_WITHIN = 15.0
 _TAKEN_WITHIN = 15.0
 """Seconds in which the lock must be taken while no holder can be seen, as when one has just given it back."""
 
-_ANSWERED_WITHIN = 15.0
+ANSWERED_WITHIN = 15.0
 """Seconds that the broker has to answer a request over AMQP."""
 
 _CLOSED_WITHIN = 1.0
@@ -106,7 +106,7 @@ class Lock:
         """
         for vhost, held in self._held.items():
             try:
-                await _answered(held.channel.declare_queue(LOCK_QUEUE, passive=True), _ANSWERED_WITHIN)
+                await answered(held.channel.declare_queue(LOCK_QUEUE, passive=True), ANSWERED_WITHIN)
             except (OSError, aio_pika.exceptions.AMQPError) as error:
                 why = str(error)
                 if isinstance(error, aio_pika.exceptions.ChannelNotFoundEntity):
@@ -123,7 +123,7 @@ class Lock:
         await self.check()
         try:
             asked = _declare(self._held[vhost].connection, queue, passive=True)
-            count = (await _answered(asked, _ANSWERED_WITHIN)).queue.declaration_result.message_count
+            count = (await answered(asked, ANSWERED_WITHIN)).queue.declaration_result.message_count
         except (OSError, aio_pika.exceptions.AMQPError) as error:
             raise ManagementError(f"queue {queue!r} cannot be counted over AMQP: {error}") from None
         if count is None:
@@ -149,7 +149,7 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
         yield Lock(all_held)
 
 
-async def _answered(request: Awaitable[T], within: float) -> T:
+async def answered(request: Awaitable[T], within: float = ANSWERED_WITHIN) -> T:
     """Return the broker's answer to a request over AMQP.
 
     Raises AMQPError if the broker refuses it, and OSError if there is no answer, or no connection any more.
@@ -181,7 +181,7 @@ async def _acquire_lock(broker: Broker, connection: AbstractConnection, vhost: s
     until = loop.time() + _TAKEN_WITHIN
     while True:
         try:
-            return await _answered(_declare(connection, LOCK_QUEUE, passive=False), _ANSWERED_WITHIN)
+            return await answered(_declare(connection, LOCK_QUEUE, passive=False), ANSWERED_WITHIN)
         except (OSError, aio_pika.exceptions.AMQPError) as error:
             if "RESOURCE_LOCKED" not in str(error):
                 raise OSError(f"virtual host {vhost!r}: no lock: {error}") from None
@@ -195,7 +195,7 @@ async def _acquire_lock(broker: Broker, connection: AbstractConnection, vhost: s
 
 async def _release_lock(queue: AbstractQueue) -> None:
     with contextlib.suppress(Exception):
-        await _answered(queue.delete(if_unused=False, if_empty=False), _CLOSED_WITHIN)
+        await answered(queue.delete(if_unused=False, if_empty=False), _CLOSED_WITHIN)
 
 
 async def connected_to(broker: Broker, vhost: str, purpose: str, addresses: Iterable[Address]) -> AbstractConnection:
@@ -207,7 +207,7 @@ async def connected_to(broker: Broker, vhost: str, purpose: str, addresses: Iter
         context = files.broker_tls() if files.broker_tls is not None else None
         opening = connect(address, login, vhost, context, name, heartbeat=_HEARTBEAT)
         try:
-            connection = await _answered(opening, settings.management_timeout)
+            connection = await answered(opening, settings.management_timeout)
         except (OSError, aio_pika.exceptions.AMQPError) as error:
             faults.append(f"{address}: {in_words(error)}")
         else:
@@ -229,7 +229,7 @@ def _cluster_of(connection: AbstractConnection) -> str | None:
 
 async def let_go(connection: AbstractConnection) -> None:
     with contextlib.suppress(Exception):
-        await _answered(connection.close(), _CLOSED_WITHIN)
+        await answered(connection.close(), _CLOSED_WITHIN)
 
 
 async def _holder(broker: Broker, vhost: str) -> str | None:

@@ -14,22 +14,21 @@ requeued message comes before what was put later, and the broker returns what la
 the drainer closes its channel, which puts the message back in its place, and joins the line again.
 
 The drainer takes one message at a time, so it has one message of a group in its hands at most, for some milliseconds.
-The broker counts that as a delivery. It therefore joins the line only behind a member, or where nothing waits.
+The broker counts that as a delivery. The drainer therefore joins the line behind a member, or where nothing waits; it
+looks now and then at a queue without a member only if no delivery limit counts that.
 """
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
+from proxy.shards.broker import answered
 from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER, PROBE, STAMP
-
-_ANSWERED_WITHIN = 15.0
-"""Seconds that the broker has to answer a request over AMQP."""
 
 _PROBE_AGAIN = 0.05
 """Seconds until a lane is probed again that a node has routed by."""
@@ -43,21 +42,15 @@ _LOOK_FIRST, _LOOK_LAST = 2.0, 64.0
 _TWICE = 2
 """How often the broker must say that a queue is not there."""
 
-T = TypeVar("T")
-
-
-class DrainError(Exception):
-    """The broker does not do what draining needs; the message says what."""
-
 
 async def closed(connection: AbstractConnection, lanes: Sequence[str]) -> None:
-    """Return once a node returns what is sent to each lane. Raises DrainError if it does not answer, or is gone."""
+    """Return once a node returns what is sent to each lane. Raises OSError or AMQPError if it does not answer."""
     async with asyncio.TaskGroup() as tasks:
-        channel = await _answered(connection.channel(publisher_confirms=True, on_return_raises=True))
+        channel = await answered(connection.channel(publisher_confirms=True, on_return_raises=True))
         for lane in lanes:
             tasks.create_task(_closed(channel, lane))
     with suppress(Exception):
-        await _answered(channel.close())
+        await answered(channel.close())
 
 
 async def _closed(channel: AbstractChannel, lane: str) -> None:
@@ -65,7 +58,7 @@ async def _closed(channel: AbstractChannel, lane: str) -> None:
     while True:
         try:
             # A probe that is routed lies in the shard, where a member's sidecar acks it, and its client gets nothing.
-            await _answered(exchange.publish(aio_pika.Message(b"", headers={PROBE: True}), "", mandatory=True))
+            await answered(exchange.publish(aio_pika.Message(b"", headers={PROBE: True}), "", mandatory=True))
         except aio_pika.exceptions.DeliveryError as error:
             if error.frame.name == "Basic.Nack":
                 await asyncio.sleep(_PROBE_AGAIN)
@@ -87,12 +80,13 @@ class Line:
         """Return a channel whose consumer is the only one of the queue without a message; None if the queue is gone.
 
         The queue is to be deleted while that channel is open. `room` is held while this process is in the line, and
-        `say` gets what is waited for. Raises DrainError.
+        `say` gets what is waited for. A queue that does not answer is asked again; raises OSError or AMQPError once the
+        connection is lost.
         """
         pause, missing = _FIRST_PAUSE, 0
         while missing < _TWICE:
             async with room:
-                channel = await _answered(self._connection.channel())
+                channel = await answered(self._connection.channel())
                 try:
                     if await self._joined_and_empty(channel, say, is_patient=pause >= _LONGEST_PAUSE):
                         return channel
@@ -100,10 +94,12 @@ class Line:
                 except aio_pika.exceptions.ChannelNotFoundEntity as error:
                     # RabbitMQ answers with the same code while the node of a classic queue is down.
                     missing = missing + 1 if "no queue" in str(error) else 0
-                except aio_pika.exceptions.AMQPError as error:
+                except (aio_pika.exceptions.AMQPError, OSError) as error:
+                    if self._connection.is_closed:
+                        raise
                     say(f"{self._queue}: {error}")
                 with suppress(Exception):
-                    await _answered(channel.close())
+                    await answered(channel.close())
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None
@@ -113,19 +109,19 @@ class Line:
     ) -> bool:
         """Join the line; return whether this consumer has become the active one and found nothing but markers.
 
-        Raises an error of the broker's, also for a queue that is gone, and DrainError.
+        Raises AMQPError, also for a queue that is gone, and OSError if there is no answer.
         """
-        await _answered(channel.set_qos(1))
-        found = (await _answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+        await answered(channel.set_qos(1))
+        found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
         if not found.consumer_count and (found.message_count or 0) > self._is_marked:
             say(f"{self._queue}: no member of the group consumes it")
             if not (self._may_look and is_patient):
                 return False
         inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         queue = await channel.get_queue(self._queue, ensure=False)
-        # The same priority as all links of members: RabbitMQ takes them in their order of arrival then.
+        # The priority is that of all links of members, so that RabbitMQ takes them in their order of arrival.
         tag, arguments = f"{DRAINER}-{uuid.uuid4().hex}", dict[str, Any]({"x-priority": LINK_PRIORITY})
-        await _answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
+        await answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
         last, wait = "", _LOOK_FIRST
         while True:
             if not self._is_marked:
@@ -134,7 +130,7 @@ class Line:
             try:
                 message = await asyncio.wait_for(inbox.get(), wait)
             except TimeoutError:
-                found = (await _answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+                found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
                 # A member without acks takes a marker out of the queue.
                 self._is_marked = bool(found.message_count)
                 wait = min(2 * wait, _LOOK_LAST)
@@ -147,7 +143,7 @@ class Line:
                 await _put(channel, self._queue, self._generation, last)
             elif message.message_id == last:
                 return True
-            await _answered(message.ack())
+            await answered(message.ack())
 
 
 def _is_own(message: AbstractIncomingMessage) -> bool:
@@ -159,30 +155,13 @@ def _is_own(message: AbstractIncomingMessage) -> bool:
 
 
 async def _put(channel: AbstractChannel, queue: str, generation: int, name: str) -> None:
-    """Put a marker into a queue, and return once the broker has it. Raises DrainError if the broker refuses it."""
+    """Put a marker into a queue, and return once the broker has it. Raises OSError if the queue does not take it."""
     try:
-        await _answered(channel.default_exchange.publish(_marker(generation, name), queue, mandatory=True))
+        await answered(channel.default_exchange.publish(_marker(generation, name), queue, mandatory=True))
     except aio_pika.exceptions.DeliveryError:
-        raise DrainError(f"queue {queue!r} takes no marker: it is gone, full, or has no leader") from None
+        raise OSError(f"queue {queue!r} takes no marker: it is gone, full, or has no leader") from None
 
 
 def _marker(generation: int, name: str) -> aio_pika.Message:
     mode = aio_pika.DeliveryMode.PERSISTENT
     return aio_pika.Message(b"", headers={MARKER: generation}, message_id=name, delivery_mode=mode, priority=0)
-
-
-async def _answered(request: Awaitable[T]) -> T:
-    """Return the broker's answer to a request. Raises DrainError if there is none, or no connection any more."""
-    task = asyncio.current_task()
-    try:
-        async with asyncio.timeout(_ANSWERED_WITHIN):
-            return await request
-    except TimeoutError:
-        raise DrainError(f"no answer over AMQP within {_ANSWERED_WITHIN:g} s") from None
-    except (RuntimeError, OSError, aio_pika.exceptions.ConnectionClosed) as error:
-        raise DrainError(f"the connection was lost: {error}") from None
-    except asyncio.CancelledError:
-        # aiormq cancels whoever waits for a connection on which no heartbeat has come (observed).
-        if task is None or task.cancelling():
-            raise
-        raise DrainError("the connection was lost") from None

@@ -19,7 +19,7 @@ queues of its own. The change goes in this order:
    acked. The command waits in the queue's line of consumers, finds nothing but markers, and deletes it.
 5. **Opened.** A group may consume a new shard once each old queue of the group that had keys of it is gone. A binding
    says so: it promises the new queue to the group.
-6. **Removed.** The exchange is unbound from an old lane once all queues behind it are gone.
+6. **Removed.** An old lane is deleted, and the exchange's bindings to it with it, once all queues behind it are gone.
 
 All state stands in the broker, so that a change that was stopped goes on by whoever takes it up. Each step has been
 taken if what it makes is there, or if what it takes away is gone. Where an old lane is gone, a ring of those that are
@@ -243,10 +243,7 @@ def taken_back(exchange: Sharded, state: State) -> tuple[list[Removal], str]:
     shards = exchange.shards((), 1)
     queues = [name for shard in shards for name in shard.queues if name in state.queues]
     if full := next((name for name in queues if state.queues[name].waiting != 0), ""):
-        return (
-            [],
-            f"queue {full!r} has messages of programs without a sidecar, or is not counted yet",
-        )
+        return [], f"queue {full!r} has messages of programs without a sidecar, or is not counted yet"
     steps: list[Removal] = [Unbind(exchange.name, each.destination, each.key, each.properties_key) for each in bound]
     fanouts = [name for shard in shards for name in (shard.lane, shard.fan) if name is not None]
     steps += [DeleteExchange(name) for name in fanouts if name in state.exchanges]
@@ -278,7 +275,7 @@ def unpermitted(change: Change, permissions: Iterable[Permission]) -> list[str]:
             if has and lacks:
                 lines.append(
                     f"user {user!r} may {right} on {has!r} and not on {lacks!r}, by the pattern {pattern!r}: give it a "
-                    f"pattern that takes both, with (g[0-9]+\\.)?[0-9]+ for the number"
+                    "pattern that takes both, with (g[0-9]+\\.)?[0-9]+ for the number"
                 )
     return lines
 

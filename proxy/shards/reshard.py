@@ -17,7 +17,7 @@ from proxy.settings.parse import Address
 from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock, LockLostError, connected_to, let_go
 from proxy.shards.difference import compare_generation
-from proxy.shards.drain import DrainError, Line, closed
+from proxy.shards.drain import Line, closed
 from proxy.shards.fleet import FleetError, ask_all, unfit, unsettled
 from proxy.shards.generation import (
     Change,
@@ -102,7 +102,7 @@ async def reshard(broker: Broker, lock: Lock, exchange: Sharded, manner: Manner,
     faults: list[BaseException] = []
     try:
         await course.run(state)
-    except* (ManagementError, TopologyError, LockLostError, FleetError, DrainError, AMQPError, OSError) as failed:
+    except* (ManagementError, TopologyError, LockLostError, FleetError, AMQPError, OSError) as failed:
         faults += _each(failed)
     if faults:
         raise StoppedError([*dict.fromkeys(map(str, faults)), *course.how_to_go_on()]) from faults[0]
@@ -384,6 +384,8 @@ class _Course:
         if len(state.nodes) == 1 and state.nodes[0] not in self.manner.nodes:
             return [Node(state.nodes[0], self.broker.settings.brokers[0])]
         listeners = await self._listeners()
+        if hidden := sorted(set(state.nodes) - listeners.keys() - self.manner.nodes.keys()):
+            raise StoppedError([f"node {hidden[0]} lists no listener for AMQP as broker_url has it: name it by --node"])
         return [
             Node(name, self.manner.nodes.get(name) or Address(name.partition("@")[2], listeners[name]))
             for name in state.nodes

@@ -229,7 +229,7 @@ def test_a_lock_whose_connection_is_silent_stops_it_before_the_next_step(
     """As where a firewall has forgotten it: nobody has closed it, and the broker may have given the lock away."""
     topology.write(LEAST)
     direct = URL(topology.amqp_url, encoded=True)
-    monkeypatch.setattr("proxy.shards.broker._ANSWERED_WITHIN", 3.0)
+    monkeypatch.setattr("proxy.shards.broker.ANSWERED_WITHIN", 3.0)
     between = Relay((str(direct.host), direct.port or 5672))
     try:
         topology.amqp_url = str(direct.with_host("127.0.0.1").with_port(between.port))

@@ -59,7 +59,7 @@ FAULTS = {
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ANSWERED_WITHIN", 0.1)
+    monkeypatch.setattr(module, "ANSWERED_WITHIN", 0.1)
 
 
 async def test_a_holder_that_the_api_never_shows_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
