@@ -85,8 +85,8 @@ class View:
     hears: bool = True
     """Whether this sidecar hears the others; else all links stay as they are."""
     vacant: Collection[str] = ()
-    """The shards of which nobody tells an open link for long, or, where this sidecar hears nobody, that nobody
-    consumes by what the broker says."""
+    """The shards of which nobody tells a link for long, and whose turn has come here, or, where this sidecar hears
+    nobody, that nobody consumes by what the broker says."""
     paused: Collection[str] = ()
     """The shards that nobody is to consume, as an operator has paused them, or as that is not known yet."""
     resting: Collection[tuple[str, str]] = ()

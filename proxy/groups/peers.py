@@ -3,10 +3,11 @@
 All times are in monotonic seconds of this machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from msgspec import UNSET
 
@@ -183,6 +184,13 @@ class Peers:
         circle = sorted([*self.all, self._own])
         at = circle.index(self._own)
         return {circle[(at - back) % len(circle)] for back in range(1, 1 + WATCHED)} - {self._own}
+
+    def turns(self, shards: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Yield each shard with the number of sidecars whose turn to open a link comes before this one's."""
+        circle = sorted([*self.all, self._own])
+        at = circle.index(self._own)
+        for shard in shards:
+            yield shard, (at - crc32(shard.encode())) % len(circle)
 
     def expire(self, now: float) -> tuple[list[str], list[Question]]:
         """Forget the sidecars that are gone; return them, and the questions for the queues of those that are late.

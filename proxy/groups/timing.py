@@ -56,7 +56,7 @@ ASK_AGAIN: Final = 0.5 * BEAT
 """From one question about a sidecar's queue to the next; two answers that it is not there make the sidecar gone."""
 
 ORPHANED: Final = 2 * BEAT
-"""From the last word of an open link to a shard until any sidecar opens one, whoever should."""
+"""From the last word of a link to a shard until one sidecar opens one, whoever should; see `tries`."""
 
 DEAF: Final = BEAT
 """From the time at which the next beat of its own was due to come back until a sidecar counts as deaf: it then keeps
@@ -110,3 +110,13 @@ def between_beats(sidecars: int) -> float:
 def between_news(sidecars: int) -> float:
     """Return the least seconds from one full beat of a sidecar to the next, in a fleet of so many."""
     return max(SOON, sidecars / NEWS_A_SECOND)
+
+
+def tries(orphaned: float) -> int:
+    """Return how many sidecars are to open a link to a shard of which nobody has told a link for these seconds.
+
+    One at first, and twice as many after each `ORPHANED`: a fleet of 50 all tries within 14 s. If all tried at once,
+    a fleet that starts, or a broker that is slow, would have as many links to open as shards and sidecars multiply to:
+    50 sidecars with 400 shards were then not balanced within 600 s.
+    """
+    return int(2.0 ** min(orphaned // ORPHANED - 1, 30)) if orphaned > ORPHANED else 0
