@@ -92,10 +92,11 @@ Markers
 -------
 
 A marker is the last message of a shard whose generation ends (`consuming/markers.py`). A's link that gets one is let go
-with nobody behind it once all before the marker is settled. A opens the next one after a pause, and its beats tell of a
-link that is LEAVING until then: A stays the owner, and nobody else opens a link. The command that put the marker waits
-in the shard's line, and is the next consumer. It deletes the queue, or takes the marker away and leaves. A finds out
-with its next link.
+with nobody behind it once all before the marker is settled. The command that put the marker waits in the shard's line,
+and is the next consumer. It deletes the queue, or takes the marker away and leaves. RabbitMQ may end the connection of
+whoever consumes during the deletion, so A's sidecar asks the broker, over its own connection, how many consumers the
+shard has. A opens the next link once that was none twice. A's beats tell of a link that is LEAVING until then: A stays
+the owner, and nobody else opens a link.
 
 Where it ends
 -------------

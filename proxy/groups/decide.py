@@ -90,7 +90,7 @@ class View:
     paused: Collection[str] = ()
     """The shards that nobody is to consume, as an operator has paused them, or as that is not known yet."""
     resting: Collection[tuple[str, str]] = ()
-    """By member of this sidecar, the shards that it leaves alone for a while, as they ended at a marker."""
+    """By member of this sidecar, the shards that it leaves alone, as they ended at a marker and may be consumed."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _openings(view: View, targets: Mapping[str, str]) -> list[Step]:
 def _can_open(view: View, member_id: str, shard: str) -> bool:
     """Return whether a member of this sidecar may open a link.
 
-    It may not before the channel of its last one has ended, nor in the pause after one that ended at a marker.
+    It may not before the channel of its last one has ended, nor in the wait after one that ended at a marker.
     """
     if member_id not in view.local or shard in view.local[member_id].links or (member_id, shard) in view.resting:
         return False

@@ -47,7 +47,7 @@ _UNDECIDED: Final = Stance(wants=False, behind="")
 def _told_links(member: Member, now: float) -> dict[str, tuple[int, float, int]]:
     """Return by shard what beats tell of a member's links: the state, since when it is open, and the unacked messages.
 
-    A shard that the member let go at a marker stays the member's for the pause after that, and until its next link is
+    A shard that the member let go at a marker stays the member's for the wait after that, and until its next link is
     open, which is soon if the member should still have the shard.
     """
     leaving = LinkState.LEAVING.value
@@ -290,8 +290,10 @@ class Group:
 
     def counted(self, shard: str, consumers: int | None, now: float) -> None:
         """Take the number of a shard's consumers; None where the broker does not tell."""
-        found = {shard} if consumers == 0 else set()
-        self._unconsumed = self._unconsumed - {shard} | found
+        for member in self.local.values():
+            member.counted(shard, consumers, now)
+        if self._is_deaf(now):
+            self._unconsumed = self._unconsumed - {shard} | ({shard} if consumers == 0 else set())
         self._soon(now)
 
     # Decisions and timers
@@ -341,8 +343,20 @@ class Group:
         if self._is_deaf(now) and now >= self._count_at:
             self._count_at = now + COUNT_EVERY
             linked = {shard for member in self.local.values() for shard in member.links}
+            linked |= {shard for _, shard in self._resting()}
             counted = [shard for shard in self.present if shard not in linked]
-        return questions, counted
+        return questions, list(dict.fromkeys([*counted, *self._ended(now)]))
+
+    def _ended(self, now: float) -> list[str]:
+        """Return the shards that members let go at a marker and whose consumers are to be counted now."""
+        found = []
+        for member in self.local.values():
+            for shard, ending in member.endings.items():
+                if not (ending.is_over or member.leaving) and now >= ending.until:
+                    # The broker has until the next count to answer this one.
+                    member.endings[shard] = ending._replace(until=now + COUNT_EVERY)
+                    found.append(shard)
+        return found
 
     def _decide(self, now: float) -> Sequence[Step]:
         """Decide anew who should have which shard, note what has changed, and return the steps of this sidecar."""
@@ -369,7 +383,7 @@ class Group:
             self.peers.hears(now),
             self._vacant(now),
             set(paused),
-            self._resting(now),
+            self._resting(),
         )
         self.decision = decide(view)
         if self.decision.stances != before.stances:
@@ -383,13 +397,13 @@ class Group:
             shard.moving_since = (shard.moving_since or now) if name in moving else 0.0
         return self.decision.steps
 
-    def _resting(self, now: float) -> set[tuple[str, str]]:
-        """Return by member the shards that it leaves alone for a while, as they ended at a marker."""
+    def _resting(self) -> set[tuple[str, str]]:
+        """Return by member the shards that it leaves alone, as they ended at a marker and may be consumed still."""
         return {
             (member.id, shard)
             for member in self.local.values()
             for shard, ending in member.endings.items()
-            if now < ending.until
+            if not ending.is_over
         }
 
     def _lacking(self, shards: Iterable[str]) -> Mapping[str, frozenset[str]]:

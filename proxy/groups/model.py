@@ -36,7 +36,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.operators import Order
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.timing import FIRST_LINK_PAUSE, LONGEST_ENDING, LONGEST_LINK_PAUSE
+from proxy.groups.timing import COUNT_AGAIN, COUNTED, FIRST_LINK_PAUSE, LONGEST_ENDING, LONGEST_LINK_PAUSE
 
 log = logging.getLogger(__name__)
 
@@ -224,18 +224,28 @@ class Pause(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The pause before a member's next look at a shard that it let go at a marker, as its generation ends.
+    """The wait of a member for a shard that it let go at a marker, as its generation ends, and that it may get back.
 
-    Beats tell of the link that has ended as LEAVING meanwhile, and until another one is open. Another member's link
-    might be opened while the command deletes the queue, and RabbitMQ ends a connection with 541 for that (4.3.6).
+    The command that put the marker is the shard's consumer next, and deletes its queue. RabbitMQ ends the connection of
+    a client that consumes meanwhile, with 541 (4.3.6). So no link is opened as long as the broker counts a consumer,
+    until it has counted none twice: one count may come just after the queue's last member, or during the deletion.
+    Beats tell of the link that has ended as LEAVING meanwhile, and until another one is open, so that no other member
+    opens one either.
     """
 
     until: float
-    """In monotonic seconds."""
+    """When the shard's consumers are to be counted next, in monotonic seconds."""
     length: float
-    """In seconds."""
+    """The pause until then, in seconds."""
     since: float
     """When the link was opened that has ended, in seconds since 1970."""
+    unconsumed: int = 0
+    """How often in a row the broker has counted no consumer."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the shard may have a link again."""
+        return self.unconsumed >= COUNTED
 
 
 class Member:
@@ -258,7 +268,7 @@ class Member:
         self.pauses: dict[str, Pause] = {}
         """By shard, the pause after a refusal, also one that is over, until a link is open."""
         self.endings: dict[str, Ending] = {}
-        """By shard that the member let go at a marker, the pause after that, also one that is over.
+        """By shard that the member let go at a marker, the wait after that, also one that is over.
 
         It outlives the next link if that ends at a marker as well.
         """
@@ -305,9 +315,9 @@ class Member:
         return before is None or before.why != why
 
     def rest(self, link: Link, now: float) -> None:
-        """Have the shard of a link that has ended at a marker left alone for a pause.
+        """Have the shard of a link that has ended at a marker left alone until nobody consumes it.
 
-        The pause doubles as long as links bring nothing but markers.
+        The pause until that is looked at doubles as long as links bring nothing but markers.
         """
         if not link.is_marked:
             self.endings.pop(link.shard, None)
@@ -315,6 +325,19 @@ class Member:
         before = None if link.delivered else self.endings.get(link.shard)
         length = FIRST_LINK_PAUSE if before is None else min(2 * before.length, LONGEST_ENDING)
         self.endings[link.shard] = Ending(now + length, length, link.since)
+
+    def counted(self, shard: str, consumers: int | None, now: float) -> None:
+        """Note how many consumers the broker counts of a shard that was let go at a marker; None if it does not tell.
+
+        The pause doubles as long as somebody consumes it.
+        """
+        if (ending := self.endings.get(shard)) is None or ending.is_over:
+            return
+        if consumers == 0:
+            self.endings[shard] = ending._replace(until=now + COUNT_AGAIN, unconsumed=ending.unconsumed + 1)
+        else:
+            length = min(2 * ending.length, LONGEST_ENDING)
+            self.endings[shard] = ending._replace(until=now + length, length=length, unconsumed=0)
 
     def forget(self, shard: str) -> None:
         """Forget the pauses of a shard that is no more."""

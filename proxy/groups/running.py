@@ -30,7 +30,7 @@ from proxy.groups.timing import ACKS_EVERY
 from proxy.topology.bindings import balancing
 from proxy.topology.management import Management
 from proxy.topology.scheduler import Scheduler
-from proxy.topology.table import Name, Router
+from proxy.topology.table import Entry, Name, Router
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,8 @@ class RunningGroup:
         self.redelivered = redelivered
         self._told_of_bad = False
         self._next_acks = 0.0
+        self._followed: Entry | None = None
+        """The reading of the ring whose queues are the group's shards."""
         ordered = self._ordered if parts.operators else None
         balanced_by = balancing(exchange, name[1])
         self.room = parts.membership.enter(*name, balanced_by, self._heard, self._connected, ordered)
@@ -279,6 +281,9 @@ class RunningGroup:
             return
         # The router forgets exchanges that nobody uses.
         self._parts.router.used_at[self.ring] = now
+        if entry is self._followed:
+            return
+        self._followed = entry
         shards = queues_of(entry, self.name[1], self.ring[1])
         self.readings.missing = frozenset(q for lost in entry.incomplete.values() for q in lost).intersection(shards)
         self.state.follow(shards, entry.read_at, now)

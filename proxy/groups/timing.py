@@ -86,8 +86,15 @@ LONGEST_LINK_PAUSE: Final = 60.0
 """From a refusal of a link to the next try: the pause doubles from the first to the longest."""
 
 LONGEST_ENDING: Final = 8.0
-"""From the end of a link at a marker to the next look at the shard, at most: the pause doubles, too. One member looks,
-so it may be shorter than the one above."""
+"""From the end of a link at a marker to the next count of the shard's consumers, at most: the pause doubles, too. One
+sidecar counts, so it may be shorter than the one above."""
+
+COUNT_AGAIN: Final = 0.5
+"""From a count of no consumer of a shard that ended at a marker to the next count. RabbitMQ 4.3.6 ends the connection
+of whoever consumes within 40 ms of a queue's deletion (measured): the second count is far behind the first one."""
+
+COUNTED: Final = 2
+"""How many counts of no consumer in a row let a member open a link to a shard that it let go at a marker."""
 
 LOOK_EVERY: Final = 0.25 * BEAT
 """From one look for sidecars that are late or gone to the next."""

@@ -1,6 +1,7 @@
 """When one sidecar tells what, and when it decides: without the others, whose beats the tests make."""
 
 import math
+from itertools import pairwise
 
 from msgspec import UNSET
 
@@ -14,8 +15,11 @@ from proxy.groups.timing import (
     ASK_AGAIN,
     BEAT,
     CALM,
+    COUNT_AGAIN,
+    COUNT_EVERY,
     FIRST_LINK_PAUSE,
     LATE,
+    LOOK_EVERY,
     ORPHANED,
     PAUSES_WITHIN,
     SOON,
@@ -264,30 +268,46 @@ def ended_at_a_marker(made: Group, shard: str, now: float) -> None:
     made.tick(now)
 
 
-def test_a_shard_that_ended_at_a_marker_stays_its_owners_which_looks_again_after_longer_and_longer_pauses() -> None:
-    """Another member that opened a link meanwhile might do so as the queue is deleted."""
+def test_a_shard_that_ended_at_a_marker_stays_its_owners_until_nobody_was_counted_twice() -> None:
+    """A member that consumed as the command deletes the queue would cost its client the connection."""
     made = group(1)
     made.heard(other("a"), NOW + SOON)
     ticks(made, NOW + SOON, NOW + 1.0)
     (shard,) = {name for name, target in made.decision.targets.items() if target == "m"}
-    now = NOW + 1.0
-    for length in (1, 2, 4):
-        ended_at_a_marker(made, shard, now)
-        ended, now = now, now + 0.01
-        while not (tick := made.tick(now)).steps:
-            if tick.beat is not None:
-                made.heard(tick.beat, now)
-                made.heard(other("a", number=int(now * 1000)), now)
-            if now < ended + length - 0.01:
-                (told,) = made.beat(now, is_full=True).told
-                link = told.links[shard]
-                assert (link.state, link.unacked, link.since) == (LinkState.LEAVING, 0, ended)
-                assert (told.refused, made.owned(is_first=False)) == (frozenset(), [shard])
-                assert made.decision.targets[shard] == "m"
-            now = max(made.due, now + 0.005)
-        assert tick.steps == [Step(Act.OPEN, "m", shard)]
-        assert length <= now - ended <= length + BEAT
+    ended = NOW + 1.0
+    ended_at_a_marker(made, shard, ended)
+    counts, asked, now = [1, None, 0, 1, 0, 0], [ended], ended + 0.01
+    while not (tick := made.tick(now)).steps:
+        for name in tick.counted:
+            asked.append(now)
+            made.counted(name, counts[len(asked) - 2], now)
+        if tick.beat is not None:
+            made.heard(tick.beat, now)
+            made.heard(other("a", number=int(now * 1000)), now)
+        (told,) = made.beat(now, is_full=True).told
+        link = told.links[shard]
+        assert (link.state, link.unacked, link.since) == (LinkState.LEAVING, 0, ended)
+        assert (told.refused, made.owned(is_first=False)) == (frozenset(), [shard])
+        assert made.decision.targets[shard] == "m"
+        now = max(made.due, now + 0.005)
+        assert now < ended + 30
+    assert tick.steps == [Step(Act.OPEN, "m", shard)]
+    pauses = [after - before for before, after in pairwise(asked)]
+    for pause, least in zip(pauses, [1, 2, 4, COUNT_AGAIN, 8, COUNT_AGAIN], strict=True):
+        assert least - 0.001 <= pause <= least + 2 * LOOK_EVERY
     assert made.moves == 1
+
+
+def test_a_shard_is_counted_again_where_no_answer_comes() -> None:
+    made = group(1)
+    ended_at_a_marker(made, "s0", NOW + 1.0)
+    asked, now = [], NOW + 1.0
+    while now < NOW + 8.0:
+        made.heard(Beat("own", int(now * 1e16)), now)
+        asked += [now] * bool(made.tick(now).counted)
+        now += 0.05
+    assert len(asked) == 3
+    assert all(after - before >= COUNT_EVERY for before, after in pairwise(asked))
 
 
 def test_a_member_that_has_left_does_not_hold_a_shard_that_ended_at_a_marker() -> None:

@@ -52,6 +52,8 @@ class Queue:
     def __init__(self, name: str) -> None:
         self.name, self.exists = name, True
         self.consumers: list[Consumer] = []
+        self.has_command = False
+        """Whether the command that put a marker consumes it once no member does, and nothing but the marker is left."""
         self.ready: list[int] = []
         self.sent = 0
         self.holding: set[Consumer] = set()
@@ -305,7 +307,8 @@ class Sidecar:
         for question in tick.questions:
             self.world.ask(self, question)
         for shard in tick.counted:
-            count = len(self.world.queues[shard].consumers)
+            queue = self.world.queues[shard]
+            count = len(queue.consumers) + (queue.has_command and queue.ready == [queue.marker])
             self.world.after(0.01, self._counted, shard, count)
         self.look()
 
