@@ -5,9 +5,10 @@ import time
 
 import pytest
 from pamqp.commands import Basic, Channel, Connection, Queue
+from pamqp.common import FieldTable
 
 from tests.integration.broker_api import fresh_name
-from tests.integration.consuming import Connect
+from tests.integration.consuming import Connect, Consumer
 
 pytestmark = [pytest.mark.long, pytest.mark.versions]
 
@@ -15,6 +16,21 @@ LOG = logging.getLogger(__name__)
 
 TRIES = 40
 """How many queues are deleted; a consumer comes between 0 and 40 ms after the deletion of each began."""
+
+
+def end_of(member: Consumer) -> int:
+    """Wait for the broker's word that a consumer has ended; return the reply code, or 0 for basic.cancel."""
+
+    def look() -> int | None:
+        for channel, value in member.methods:
+            if isinstance(value, Basic.Cancel):
+                return 0
+            if isinstance(value, Channel.Close | Connection.Close):
+                assert (channel, value.reply_code) in ((1, 404), (0, 541))
+                return value.reply_code
+        return None
+
+    return member.until("the end of a consumer", look)
 
 
 def test_half_a_second_after_the_deletion_of_a_queue_a_consumer_costs_only_its_channel(
@@ -28,7 +44,7 @@ def test_half_a_second_after_the_deletion_of_a_queue_a_consumer_costs_only_its_c
     keeper.open(1)
     for number in range(TRIES):
         name = fresh_name("deleted")
-        arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True}
+        arguments: FieldTable = {"x-queue-type": "quorum", "x-single-active-consumer": True}
         keeper.ask(1, Queue.Declare(0, name, durable=True, arguments=arguments), Queue.DeclareOk)
         member = connect_consumer()
         member.open(1)
@@ -36,11 +52,7 @@ def test_half_a_second_after_the_deletion_of_a_queue_a_consumer_costs_only_its_c
         time.sleep(number / TRIES * 0.04)
         member.tell(1, Basic.Consume(0, name, "m"))
         keeper.expect(1, Queue.DeleteOk)
-        ends = Basic.Cancel, Channel.Close, Connection.Close
-        (_, end) = member.until("an end", lambda: next((it for it in member.methods if isinstance(it[1], ends)), None))
-        code = getattr(end, "reply_code", 0)
-        assert (type(end), code) in ((Basic.Cancel, 0), (Channel.Close, 404), (Connection.Close, 541))
-        found[code] += 1
+        found[end_of(member)] += 1
         time.sleep(0.5)
         late = connect_consumer()
         late.open(1)
