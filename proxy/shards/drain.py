@@ -19,6 +19,7 @@ looks now and then at a queue without a member only if no delivery limit counts 
 """
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,8 +37,13 @@ _PROBE_AGAIN = 0.05
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
 """Seconds until a drainer joins the line of a queue again: the pause doubles up to the longest."""
 
-_LOOK_FIRST, _LOOK_LAST = 2.0, 64.0
-"""Seconds after which a drainer in the line looks whether its queue is there, and its marker: the time doubles."""
+_LOOKS = 2.0, 4.0, 8.0, 16.0, 32.0
+"""Seconds from one look of a drainer in the line whether its queue is there, and its marker, to the next one.
+
+After the last one it leaves the line and joins again by another node. RabbitMQ has deliveries of a quorum queue made by
+the replica on the consumer's node, and where that has crashed, nobody makes them (4.3.6, seen after two nodes ended
+during a deletion of the queue).
+"""
 
 _TWICE = 2
 """How often the broker must say that a queue is not there."""
@@ -70,23 +76,36 @@ async def _closed(channel: AbstractChannel, lane: str) -> None:
 class Line:
     """This process's place in the line of consumers of one old queue, until the queue is drained."""
 
-    def __init__(self, connection: AbstractConnection, queue: str, generation: int, *, may_look: bool) -> None:
-        """With `may_look` a message may be looked at though no member consumes: no delivery limit counts that."""
-        self._connection, self._queue, self._generation, self._may_look = connection, queue, generation, may_look
+    def __init__(
+        self, connections: Sequence[AbstractConnection], queue: str, generation: int, *, may_look: bool
+    ) -> None:
+        """Take a connection to each node.
+
+        With `may_look` a message may be looked at though no member consumes: no delivery limit counts that.
+        """
+        self._connections, self._queue, self._generation, self._may_look = connections, queue, generation, may_look
         self._is_marked = False
         """Whether a marker of this process is in the queue."""
+
+    @property
+    def _is_cut_off(self) -> bool:
+        return all(connection.is_closed for connection in self._connections)
 
     async def drained(self, room: asyncio.Semaphore, say: Callable[[str], None]) -> AbstractChannel | None:
         """Return a channel whose consumer is the only one of the queue without a message; None if the queue is gone.
 
         The queue is to be deleted while that channel is open. `room` is held while this process is in the line, and
-        `say` gets what is waited for. A queue that does not answer is asked again; raises OSError or AMQPError once the
-        connection is lost.
+        `say` gets what is waited for. A queue that does not answer is asked again, each time by another node; raises
+        OSError or AMQPError once all connections are lost.
         """
         pause, missing = _FIRST_PAUSE, 0
-        while missing < _TWICE:
+        for connection in itertools.cycle(self._connections):
+            if missing >= _TWICE:
+                break
+            if connection.is_closed and not self._is_cut_off:
+                continue
             async with room:
-                channel = await answered(self._connection.channel())
+                channel = await answered(connection.channel())
                 try:
                     if await self._joined_and_empty(channel, say, is_patient=pause >= _LONGEST_PAUSE):
                         return channel
@@ -95,7 +114,7 @@ class Line:
                     # RabbitMQ answers with the same code while the node of a classic queue is down.
                     missing = missing + 1 if "no queue" in str(error) else 0
                 except (aio_pika.exceptions.AMQPError, OSError) as error:
-                    if self._connection.is_closed:
+                    if self._is_cut_off:
                         raise
                     say(f"{self._queue}: {error}")
                 with suppress(Exception):
@@ -122,8 +141,8 @@ class Line:
         # The priority is that of all links of members, so that RabbitMQ takes them in their order of arrival.
         tag, arguments = f"{DRAINER}-{uuid.uuid4().hex}", dict[str, Any]({"x-priority": LINK_PRIORITY})
         await answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
-        last, wait = "", _LOOK_FIRST
-        while True:
+        last, looks = "", iter(_LOOKS)
+        while (wait := next(looks, None)) is not None:
             if not self._is_marked:
                 await _put(channel, self._queue, self._generation, uuid.uuid4().hex)
                 self._is_marked = True
@@ -133,8 +152,8 @@ class Line:
                 found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
                 # A member without acks takes a marker out of the queue.
                 self._is_marked = bool(found.message_count)
-                wait = min(2 * wait, _LOOK_LAST)
                 continue
+            looks = iter(_LOOKS)
             if not _is_own(message):
                 return False
             if not last:
@@ -144,6 +163,7 @@ class Line:
             elif message.message_id == last:
                 return True
             await answered(message.ack())
+        return False
 
 
 def _is_own(message: AbstractIncomingMessage) -> bool:

@@ -197,7 +197,7 @@ class _Course:
                 self.say(f"  {node.name} returns what is sent to them")
             await self._settled()
             self.phase(f"{name}: drains {len(change.left(()))} queues of generation {old}")
-            await self._drain(change, connections[0], old)
+            await self._drain(change, connections, old)
         if (left := (await self.state()).generations(name)) != (number,):
             raise StoppedError([f"{name}: lanes of the generations {left} are bound; {_GO_ON}"])
         self.say(f"{name}: generation {number} with {len(change.new)} shards is all there is")
@@ -316,7 +316,7 @@ class _Course:
             await self.lock.check()
             await asyncio.sleep(_PAUSE)
 
-    async def _drain(self, change: Change, connection: AbstractConnection, generation: int) -> None:
+    async def _drain(self, change: Change, connections: Sequence[AbstractConnection], generation: int) -> None:
         """Drain all old queues, delete each that is empty, and open new shards as soon as they may be.
 
         Whether a queue is gone is told by the broker's answers to this process alone: a list of the management API may
@@ -327,7 +327,7 @@ class _Course:
         gone: set[str] = set()
 
         async def drain(queue: str) -> None:
-            line = Line(connection, queue, generation, may_look=has_no_limit(queue, state))
+            line = Line(connections, queue, generation, may_look=has_no_limit(queue, state))
             if (channel := await line.drained(room, self.say)) is not None:
                 await self.lock.check()
                 await take(self.broker, self.target.vhost, DeleteQueue(queue, if_empty=False))
