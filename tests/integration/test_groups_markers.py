@@ -198,6 +198,7 @@ def test_members_do_all_before_the_marker_and_the_command_gets_nothing_but_marke
         assert len(done) == BACKLOG
         if then == LATE:
             # No member comes while the command is there: it might come as the queue is deleted.
+            wait_until("the command's consumer", lambda: len(consumers(vhost)) == 1)
             ends = time.monotonic() + 5
             while time.monotonic() < ends:
                 assert len(consumers(vhost)) == 1
