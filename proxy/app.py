@@ -37,6 +37,7 @@ from proxy.reload import Reload, named_by
 from proxy.routing.counters import Counts
 from proxy.routing.forgetting import SWEEP_INTERVAL, Forgetting
 from proxy.routing.routes import RouteTables
+from proxy.session.kept import KeptConnections
 from proxy.session.listener import Listener
 from proxy.session.shared import Shared
 from proxy.settings.config import Settings, is_loopback
@@ -273,13 +274,18 @@ def _listener(
     attendants: "Attendants | None",
 ) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
+    kept = None
+    if settings.kept_connections is not None:
+        identity, limits = readings.identity, (settings.kept_connections, settings.kept_connection_time)
+        kept = KeptConnections(brokers.dial, *limits, lambda: identity.named_at)
     shared = Shared(
         tables,
         readings,
-        brokers.dial,
+        kept.dial if kept is not None else brokers.dial,
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
         counts.amqp_latency.add,
         settings.confirm_timeout,
+        kept,
         attendants,
     )
     return Listener(shared, settings.max_sessions)

@@ -40,7 +40,7 @@ def limit() -> int:
 def warn_beyond(settings: Settings, most: int) -> None:
     """Log a warning where the settings may need more than `most` descriptors."""
     sessions = settings.max_sessions * _SESSION
-    others = settings.broker_connections + _OTHERS
+    others = settings.broker_connections + (settings.kept_connections or 0) + _OTHERS
     needed = sessions + settings.max_http_connections + others
     if most == resource.RLIM_INFINITY or needed <= most:
         return

@@ -10,6 +10,7 @@ from proxy.wire.arguments import Arguments
 from proxy.wire.frames import (
     CHANNEL_OPEN,
     COMMAND_INVALID,
+    CONNECTION_BLOCKED,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     CONNECTION_OPEN,
@@ -86,6 +87,9 @@ def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> by
             _closed(c, data, i, end)
         return None
     if c.phase is not Phase.HANDSHAKE:
+        if method == CONNECTION_BLOCKED:
+            # The next client would have to be told of it.
+            c.handshake.terms = None
         return None
     replaced = c.handshake.from_broker(method, data, i, end, c.now)
     if c.handshake.step is Step.OPENED:
@@ -123,7 +127,11 @@ def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end:
         return None
     if method not in _IN_SESSION:
         raise Fault(COMMAND_INVALID, f"{method_name(method)} came out of turn on channel 0", method)
-    return closing.client_leaves(c, data, i, end) if method == CONNECTION_CLOSE else None
+    if method == CONNECTION_CLOSE:
+        return closing.client_leaves(c, data, i, end)
+    # The client's credentials are others than those of the login from now on.
+    c.handshake.terms = None
+    return None
 
 
 def _on_unopened(c: Connection, number: int, method: int) -> None:

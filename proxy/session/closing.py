@@ -3,6 +3,8 @@
 After this proxy's own Close only Close and Close-Ok count, in either direction.
 """
 
+from collections.abc import Iterable
+
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
@@ -49,6 +51,9 @@ _LONGEST_TEXT = 255
 _CUT = b"..."
 """The last bytes of a reply text of `_LONGEST_TEXT` bytes that RabbitMQ has cut (observed)."""
 
+_TERMS = 6
+"""The frames of a handshake in which the broker asks no question about the login."""
+
 _LONGEST_METHOD = 1 << 17
 """Bytes of a method from which it can be no Close or Close-Ok."""
 
@@ -82,8 +87,9 @@ def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     A message that came back behind it could not be published again. Returns as `methods` says.
     """
     gathered = c.interceptor.gathered() if c.interceptor is not None else b""
-    goodbyes = close_unconfirmed(c)
-    if not awaits_answers(c):
+    is_kept = may_keep(c)
+    goodbyes = close_channels(c) if is_kept else close_unconfirmed(c)
+    if not is_kept and not awaits_answers(c):
         c.enter(Phase.CLOSING)
         return gathered + data[i:end] if gathered else None
     c.enter(Phase.LEAVING)
@@ -91,13 +97,45 @@ def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     return gathered + goodbyes
 
 
+def may_keep(c: Connection) -> bool:
+    """Return whether another client could use the broker connection, if all channels on it were closed.
+
+    These keep it from that: an exclusive queue or connection.blocked (both clear `Handshake.terms`, as other
+    credentials do), a content that has not come whole, frames that wait, and channels that are not the client's.
+    """
+    whole = all(channel.expect == EXPECT_METHOD for channel in c.channels.values())
+    return c.phase is Phase.RUNNING and whole and not c.waiting.channels and _may_serve_on(c)
+
+
+def _may_serve_on(c: Connection) -> bool:
+    terms = c.handshake.terms
+    has_own = c.republishing.begun or (c.interceptor is not None and not c.interceptor.is_idle)
+    return terms is not None and len(terms) == _TERMS and not has_own
+
+
+def is_clean(c: Connection) -> bool:
+    """Return whether the broker connection is as it was behind the handshake, now that the client has closed it."""
+    way = c.to_client
+    closed = all(channel.state == ChannelState.REFUSED for channel in c.channels.values())
+    return closed and not (way.rest or way.body_left or way.queued or way.more) and _may_serve_on(c)
+
+
 def close_unconfirmed(c: Connection) -> bytes:
     """Return a channel.close for each channel without confirms: only its close-ok tells that all returns have come."""
+    confirms = ((channel, channel.confirms) for channel in c.channels.values() if channel.routed)
+    return _close(c, [channel for channel, each in confirms if not each.answered or each.number == each.base])
+
+
+def close_channels(c: Connection) -> bytes:
+    """Return a channel.close for each channel."""
+    return _close(c, list(c.channels.values()))
+
+
+def _close(c: Connection, channels: Iterable[Channel]) -> bytes:
+    """Return a channel.close for each of these channels that is open; its client does not hear of it."""
     goodbyes = b""
-    for channel in c.channels.values():
-        confirms = channel.confirms
-        unsure = not confirms.answered or confirms.number == confirms.base
-        if unsure and channel.routed and channel.state == ChannelState.OPEN and channel.expect == EXPECT_METHOD:
+    for channel in channels:
+        if channel.state == ChannelState.OPEN and channel.expect == EXPECT_METHOD:
             channel.enter(ChannelState.REFUSING)
             channel.refusal = b""
             goodbyes += _goodbye(c, channel)
@@ -108,6 +146,13 @@ def pass_goodbye(c: Connection) -> None:
     """Pass the client's connection.close on: nothing can come back any more, or it takes too long."""
     c.enter(Phase.CLOSING)
     c.to_broker.insert(c.goodbye)
+
+
+def answer_goodbye(c: Connection) -> None:
+    """Answer the client's connection.close in the broker's place, which keeps the connection."""
+    c.enter(Phase.CLOSING)
+    c.enter(Phase.CLOSED)
+    c.to_client.insert(method_frame(0, CONNECTION_CLOSE_OK))
 
 
 def awaits_answers(c: Connection) -> bool:

@@ -5,6 +5,8 @@ journalled. No I/O: frames go in, and what goes on in their place comes out.
 """
 
 import functools
+import hashlib
+import secrets
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
@@ -119,6 +121,14 @@ def _inventory() -> dict[bytes, bytes]:
     return {name: table.text_field(name, value) for name, value in names.items()}
 
 
+_DIGEST_KEY: Final = secrets.token_bytes(32)
+
+
+def digest(login: bytes) -> bytes:
+    """Return a digest of connection.start-ok, whose password is not to stay in memory; it holds for this process."""
+    return hashlib.blake2b(login, key=_DIGEST_KEY, digest_size=32).digest()
+
+
 def is_protocol_header(data: bytes) -> bool | None:
     """Return whether a client's first bytes are AMQP 0-9-1's protocol header; None if more are needed to tell."""
     if not any(header.startswith(data[: len(header)]) for header in _TAKEN_HEADERS):
@@ -132,7 +142,7 @@ class Handshake:
     __slots__ = (
         "allowed_mechanisms", "cancel_notify", "channel_max", "cluster", "cluster_told_at", "connection_name",
         "frame_max", "heartbeat", "hidden", "kept_back", "offered_channel_max", "offered_frame_max",
-        "spare", "step", "user", "version", "vhost",
+        "spare", "step", "terms", "user", "version", "vhost",
     )  # fmt: skip
 
     def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
@@ -168,6 +178,11 @@ class Handshake:
         """Seconds between heartbeats; 0 for none."""
         self.vhost = ""
         """The virtual host that the client asks for."""
+        self.terms: list[bytes] | None = None
+        """The frames between this proxy and the broker, with a digest in place of start-ok (`kept.Terms`).
+
+        None if the broker connection is not to be kept for another client.
+        """
 
     def from_client(self, data: bytes, i: int, end: int) -> bytes:
         """Take the client's frame from `i` to `end` of `data`, at a step when it is the client's turn.
@@ -186,7 +201,10 @@ class Handshake:
         handler = _FROM_CLIENT.get(method)
         replaced = handler(self, Arguments(data, i, end)) if handler is not None else None
         self.step = following
-        return data[i:end] if replaced is None else replaced
+        sent = data[i:end] if replaced is None else replaced
+        if self.terms is not None:
+            self.terms.append(digest(sent) if method == CONNECTION_START_OK else sent)
+        return sent
 
     def from_broker(self, method: int, data: bytes, i: int, end: int, now: float) -> bytes | None:
         """Take the broker's method; return what the client gets in its place, or None for the frame as it is.
@@ -199,6 +217,8 @@ class Handshake:
                 COMMAND_INVALID, f"the broker's {method_name(method)} came out of turn, at the step {self.step.name}"
             )
         self.step = following
+        if self.terms is not None:
+            self.terms.append(data[i:end])
         if method == CONNECTION_START:
             self.cluster_told_at = now
             return _start(self, Arguments(data, i, end))
@@ -241,6 +261,8 @@ def _start_ok(h: Handshake, arguments: Arguments) -> bytes | None:
     if mechanism in LENT and mechanism not in h.allowed_mechanisms:
         text = f"mechanism {mechanism.decode()} is not allowed by this sidecar; see its setting allow_mechanisms"
         raise Fault(COMMAND_INVALID, text, CONNECTION_START_OK)
+    if mechanism in LENT:
+        h.terms = None
     if mechanism == b"PLAIN":
         # RFC 4616: the identity to act as, the user, the password.
         h.user = b"".join(arguments.rest[4:].split(b"\0")[1:2])

@@ -59,6 +59,11 @@ class Interceptor(ABC):
     def awaits_answers(self) -> bool:
         """Return whether the broker has yet to answer on a hidden channel something that a connection.close undoes."""
 
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Return whether the broker knows of no hidden channel."""
+
     @abstractmethod
     def gathered(self) -> bytes:
         """Return what the broker gets for methods that `from_client` has taken one by one, all of one read together.

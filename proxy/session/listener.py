@@ -195,6 +195,8 @@ class Listener:
             session.drain()
         try:
             async with asyncio.timeout(within):
+                if self.shared.kept is not None:
+                    await self.shared.kept.drain()
                 await self._emptied()
         except TimeoutError:
             log.warning("drain_time is over, and %d AMQP sessions are still open: they are closed", len(self.sessions))
@@ -218,5 +220,7 @@ class Listener:
             session.abort()
         for refusal in list(self._refusals):
             refusal.abort()
+        if self.shared.kept is not None:
+            self.shared.kept.close()
         for task in self.shared.tasks:
             task.cancel()

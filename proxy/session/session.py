@@ -16,6 +16,7 @@ from proxy.session.end import SHUTTING_DOWN, End
 from proxy.session.events import Declared, Lacks, Missing, NoQueue, Refused, Reopened
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
+from proxy.session.kept import Terms
 from proxy.session.shared import Shared
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase
@@ -65,6 +66,8 @@ class Session:
             acted = partial(self._guarded, self._on_interceptor_action)
             self._attendant = shared.attend(c, lambda: self.client.peer, self._guarded, acted)
             c.interceptor, c.handshake.kept_back = self._attendant.interceptor, self._attendant.kept_back
+        if shared.kept is not None:
+            self.connection.handshake.terms = []
         self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -306,6 +309,13 @@ class Session:
         c = self.connection
         self._within(None, End.CLIENT)
         if c.phase is Phase.LEAVING:
+            kept = self._shared.kept
+            if kept is not None and closing.is_clean(c) and kept.keep(self.broker, Terms(*c.handshake.terms or ())):
+                closing.answer_goodbye(c)
+                self.client.write(c.to_client.out)
+                self.client.finish()
+                self._within(time_limits.CLOSE_WITHIN, End.CLIENT)
+                return
             closing.pass_goodbye(c)
             self.broker.write(c.to_broker.out)
             if self.client.has_ended:

@@ -15,6 +15,7 @@ from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import NoQueue, Reopened, Stale
+from proxy.session.kept import KeptConnections
 from proxy.session.publishing.publish import held_publish
 from proxy.session.sockets import PeerSocket
 from proxy.settings.missing_right import MissingRight
@@ -64,6 +65,8 @@ class Shared:
     answer_timeout: float
     """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
     channel.open that waits for that is refused."""
+    kept: KeptConnections | None = None
+    """The broker connections that wait for another client; None if none are kept."""
     attend: Attend | None = None
     """A function that gives each session its attendant; None where no session has an interceptor."""
     client_bytes: int = 0

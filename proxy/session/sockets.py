@@ -37,6 +37,8 @@ class PeerSocket(asyncio.Protocol):
         self._holds = 0
         self.has_ended = self._finished = False
         self.other: PeerSocket | None = None
+        self.since = 0.0
+        """The monotonic time at which the socket was connected."""
         self.stopped_at: float | None = None
         """The monotonic time since which a full socket here keeps the opposite peer unread; None while it is read."""
 
@@ -44,9 +46,15 @@ class PeerSocket(asyncio.Protocol):
         """Take the socket, once it is connected."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
-        self._transport = transport
+        self._transport, self.since = transport, time.monotonic()
         if self._holds:
             transport.pause_reading()
+
+    def give_up(self) -> asyncio.Transport | None:
+        """Return the connection for another protocol; this socket counts as closed from now on. None if it is."""
+        transport, self._transport = self._transport, None
+        self.has_ended = True
+        return transport
 
     @property
     def is_open(self) -> bool:

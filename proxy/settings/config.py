@@ -61,6 +61,14 @@ class Settings:
         (), "HOST:PORT of each node of a cluster, tried in turn; if empty, host and port of broker_url"
     )
     broker_connections: int = _setting(1, "number of broker connections for HTTP publishes, for each virtual host")
+    kept_connections: int | None = _setting(
+        None,
+        "maximum number of broker connections that stay open behind an AMQP client that has closed its own, for the "
+        "next client with the same login and limits; without it none do",
+    )
+    kept_connection_time: float = _setting(
+        60.0, "seconds after its login at which such a connection serves no further client", positive=True
+    )
     management_url: tuple[URL, ...] = _setting(
         (URL("http://guest:guest@localhost:15672"),),
         "URL of the management API, with the user that reads bindings; or URLs of several nodes of one cluster",

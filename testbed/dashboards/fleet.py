@@ -370,6 +370,7 @@ def _traffic() -> list[Panel]:
             "Sessions now; at max_sessions a sidecar refuses further ones.",
             Query(f"sum({_of('ringproxy_amqp_sessions')})", "all sidecars"),
             Query(f"max({_of('ringproxy_amqp_sessions')})", "the one with the most"),
+            Query(f"sum({_of('ringproxy_kept_connections')})", "kept connections without one"),
             none=_NOBODY,
         ),
         graph(

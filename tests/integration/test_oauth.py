@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pamqp.commands import Connection
+from pamqp.commands import Channel, Connection
 from yarl import URL
 
 from testbed.node import Node, free_ports
@@ -21,7 +21,7 @@ from tests.integration.oauth import CLIENT, EVERYTHING, SECRET, AuthorizationSer
 from tests.integration.own_node import private_only
 from tests.integration.sidecar import Sidecar
 from tests.integration.test_commands import run
-from tests.integration.wire_client import Client
+from tests.integration.wire_client import Client, wire
 
 pytestmark = [private_only, pytest.mark.versions]
 
@@ -258,6 +258,32 @@ def test_clients_renew_their_own_tokens_through_a_sidecar(
         assert sidecar.ask("POST", path, json.dumps(message).encode(), headers).receipt() == {"routed": True}
         assert [each.body for each in deliveries(wire, 1, 1)] == [b"late"]
         wire.goodbye()
+
+
+def test_a_kept_connection_gives_no_right_that_its_token_has_lost(
+    start: Start, server: AuthorizationServer, signer: Signer
+) -> None:
+    server.start()
+    sidecar = start(kept_connections="2")
+    sidecar.wait_ready()
+    began, client = time.monotonic(), Client("anyone", signer.token(life=LIFE))
+    for _ in range(2):
+        with client.session(sidecar.amqp_port, "/") as peer:
+            peer.channel()
+            peer.publish(1, "amq.fanout", "k")
+            peer.confirm(1)
+            peer.goodbye()
+    assert sidecar.metric("ringproxy_kept_connections_reused_total") == 1
+    time.sleep(max(0.0, began + LIFE + 2 - time.monotonic()))
+    with wire(sidecar.amqp_port) as peer:
+        try:
+            peer.handshake(client.user, client.password)
+        except EOFError:
+            return  # the broker has closed the kept connection, and judged the login
+        peer.open("/")
+        peer.channel()
+        peer.publish(1, "amq.fanout", "k")
+        assert peer.expect(1, Channel.Close).reply_code == 403
 
 
 def test_the_settings_of_the_guide(node: Node, start: Start, server: AuthorizationServer, tmp_path: Path) -> None:

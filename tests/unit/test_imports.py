@@ -115,6 +115,7 @@ IO_MODULES = {
     "proxy.session": {
         "answer_deadlines",
         "flow",
+        "kept",
         "listener",
         "session",
         "shared",

@@ -240,6 +240,10 @@ class Consuming(Interceptor):
         return bool(self.free) and not (len(self.free) == 1 and (self.closing or self.flushing))
 
     @property
+    def is_idle(self) -> bool:
+        return len(self.free) == self.most and not self.consumers
+
+    @property
     def awaits_answers(self) -> bool:
         """Whether acks of a link may not have reached its queue."""
         return self.flushing > 0

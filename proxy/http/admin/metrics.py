@@ -160,6 +160,17 @@ class ProxyCollector(Collector):
             {(str(code),): count for code, count in sorted(listener.shared.refusals.items())},
         )
         shared = listener.shared
+        kept = shared.kept
+        yield GaugeMetricFamily(
+            "ringproxy_kept_connections",
+            "Broker connections without a session that wait for the next client.",
+            len(kept) if kept is not None else 0,
+        )
+        yield CounterMetricFamily(
+            "ringproxy_kept_connections_reused",
+            "AMQP sessions that got a kept broker connection.",
+            kept.reused if kept is not None else 0,
+        )
         legs = {"bytes": (shared.client_bytes, shared.broker_bytes), "frames": listener.frames}
         for what, (client, broker) in legs.items():
             yield _counter(

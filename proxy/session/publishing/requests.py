@@ -38,6 +38,7 @@ from proxy.wire.frames import (
     QUEUE_DECLARE_OK,
     QUEUE_DELETE,
     QUEUE_DELETE_OK,
+    QUEUE_EXCLUSIVE,
     QUEUE_UNBIND,
     QUEUE_UNBIND_OK,
     TX_COMMIT,
@@ -91,6 +92,9 @@ def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
     bits = arguments.bits() if form.nowait else 0
     table = arguments.rest
     passive = method in (EXCHANGE_DECLARE, QUEUE_DECLARE) and bits & PASSIVE
+    if method == QUEUE_DECLARE and bits & QUEUE_EXCLUSIVE:
+        # The queue is the connection's, and lives as long.
+        c.handshake.terms = None
     swallow = bool(bits & form.nowait)
     request = Pending(form.ok, swallow, 0 if passive else method, names, table in (b"", EMPTY_TABLE))
     channel.ask(request)

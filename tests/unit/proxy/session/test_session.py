@@ -23,6 +23,7 @@ from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.end import End
 from proxy.session.events import Reopened, Stale
+from proxy.session.kept import KeptConnections
 from proxy.session.publishing.confirms import MOST_UNSETTLED
 from proxy.session.publishing.parking import MOST_PARKED
 from proxy.session.session import Session
@@ -35,6 +36,7 @@ from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.readings import Readings
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Name, Unread
+from proxy.wire.frames import close_frame
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, again
@@ -57,6 +59,7 @@ from tests.unit.proxy.session.wire import (
     made,
     message,
     nack,
+    publish,
     published,
     queue,
     ring,
@@ -86,6 +89,9 @@ class Socket(asyncio.Transport):
         """Return the bytes that came since the last call."""
         data, self.sent = self.sent, b""
         return data
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """It is the kept connections' from now on, and nothing more comes."""
 
     def abort(self) -> None:
         if not self.is_closed:
@@ -139,7 +145,7 @@ class Rings:
 class Ends:
     """A session, and both peers."""
 
-    def __init__(self, groups: Groups | None = None) -> None:
+    def __init__(self, groups: Groups | None = None, *, keeps: bool = False) -> None:
         self._wire = Wire({"x": known(QUEUES, read_at=time.monotonic())})
         self.router = self._wire.router
         self._wire.router.clock = time.monotonic
@@ -153,6 +159,8 @@ class Ends:
             10.0,
         )
         shared.attend = Attendants(groups, Settings(), Mock()) if groups is not None else None
+        if keeps:
+            shared.kept = KeptConnections(Mock(), 1, 60.0, lambda: 0.0)
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)
@@ -1038,3 +1046,69 @@ async def test_the_groups_are_told_of_members_whose_session_ends(end: str) -> No
     ends.client.abort()
     await eventually(lambda: bool(ends.over))
     assert groups.left == ["there", *(["untold"] if end == "unexpected error" else [])]
+
+
+@pytest.fixture
+async def keeping() -> AsyncIterator[Ends]:
+    """Yield an open session whose broker connection may be kept."""
+    made = Ends(keeps=True)
+    await made.opened()
+    yield made
+    made.session.abort()
+    await eventually(lambda: bool(made.over))
+
+
+CHANNEL_CLOSE_OK = made(1, commands.Channel.CloseOk())
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+async def test_a_broker_connection_is_kept_once_its_channels_are_closed(keeping: Ends, hangs_up: bool) -> None:
+    goodbyes = keeping.of_client(message(1, b"x", b"key") + LEAVE)
+    assert goodbyes.endswith(closes(1))
+    if hangs_up:
+        keeping.session.client.eof_received()
+    assert keeping.of_broker(ack(1, 1)) == ack(1, 1)
+    assert keeping.of_broker(CHANNEL_CLOSE_OK) == made(0, commands.Connection.CloseOk())
+    kept = keeping.shared.kept
+    assert kept is not None
+    assert len(kept) == 1
+    keeping.client.abort()
+    await eventually(lambda: bool(keeping.over))
+    assert keeping.session.end is End.CLIENT
+    assert keeping.broker is not None
+    assert not keeping.broker.is_closed
+
+
+def closes(channel: int) -> bytes:
+    """Return the channel.close of this proxy's for a channel whose client leaves."""
+    return close_frame(channel, 200, "ringproxy closes the channel")
+
+
+@pytest.mark.parametrize(
+    ("of", "data"),
+    [
+        (Ends.of_client, made(1, commands.Queue.Declare(0, "q", exclusive=True))),
+        (Ends.of_client, made(0, commands.Connection.UpdateSecret("other", "renewed"))),
+        (Ends.of_client, publish(1, b"", b"q") + header(1, 4)),
+        (Ends.of_broker, made(0, commands.Connection.Blocked("memory"))),
+        (Ends.of_broker, made(1, commands.Channel.Close(404, "", 60, 40))),
+    ],
+    ids=["an exclusive queue", "other credentials", "half a content", "blocked", "a channel that the broker closed"],
+)
+async def test_a_broker_connection_that_is_not_as_new_ends_with_its_client(
+    keeping: Ends, of: Callable[[Ends, bytes], bytes], data: bytes
+) -> None:
+    of(keeping, data)
+    assert keeping.of_client(LEAVE).endswith(LEAVE)
+    assert keeping.of_broker(made(0, commands.Connection.CloseOk())) == made(0, commands.Connection.CloseOk())
+    kept = keeping.shared.kept
+    assert kept is not None
+    assert len(kept) == 0
+
+
+async def test_a_broker_that_does_not_close_a_channel_is_left(keeping: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, "LEAVE_WITHIN")
+    assert keeping.of_client(LEAVE) == closes(1)
+    broker = keeping.broker
+    assert broker is not None
+    await eventually(lambda: broker.sent == LEAVE)

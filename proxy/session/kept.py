@@ -1,0 +1,429 @@
+"""Broker connections that stay open behind their client, for the next client that logs in with the very same bytes.
+
+Theory of operation
+-------------------
+
+A program that lives for one request, as PHP's do, pays for a login with each message: TCP and TLS, and five answers of
+the broker. A session whose client closes its connection in good order may therefore leave its broker connection here,
+once it has closed all channels on it. At most one session has a connection at any time.
+
+A new client's session dials as ever, by `KeptConnections.dial`. If a connection is kept, a stand-in takes the place of
+the broker's socket, and answers the handshake out of the frames that opened the kept connection:
+
+    the session sends       the stand-in
+    protocol header         gives the broker's start
+    start-ok                looks for a connection with this login, and gives the broker's tune
+    tune-ok                 compares it
+    open                    compares it, gives the broker's open-ok, and puts the kept connection in its own place
+
+If there is none, if a comparison fails, or if the connection has ended meanwhile, the stand-in dials a broker. It
+repeats to it what the client has said, and drops the answers that the client has got already. The broker then judges
+the login. A client thus gets a kept connection only with the login that a broker has accepted within `seconds`, and
+with the same virtual host, limits and heartbeat. The login is compared as a whole: mechanism, credentials, and the
+properties that the broker shows.
+
+A kept connection sends nothing. It ends `seconds` after its login, however often it was used, and before the broker
+misses a heartbeat. It also ends once the broker says anything on it but heartbeats. Whatever outlives a channel keeps a
+connection from staying: `closing.may_keep` has the list.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from proxy.session import time_limits
+from proxy.session.handshake import digest
+from proxy.session.reads import frames
+from proxy.session.sockets import PeerSocket
+from proxy.wire.frames import (
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    CONNECTION_FORCED,
+    CONNECTION_OPEN,
+    CONNECTION_START_OK,
+    CONNECTION_TUNE_OK,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    LEAST_METHOD,
+    METHOD,
+    PROTOCOL_HEADER,
+    REPLY_SUCCESS,
+    close_frame,
+    method_frame,
+    method_of,
+    u16,
+)
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS = 0.5
+"""Seconds in which brokers answer the connection.close of kept connections as this proxy ends."""
+
+_GOODBYE = close_frame(0, REPLY_SUCCESS, "ringproxy keeps this connection no longer")
+_GOODBYE_OK = method_frame(0, CONNECTION_CLOSE_OK)
+_DIFFERS = close_frame(0, CONNECTION_FORCED, "another broker offers other limits; connect again")
+
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class Dial(Protocol):
+    """The function that connects a protocol to a broker; it raises OSError if no broker can be reached."""
+
+    def __call__(self, make: Callable[[], P]) -> Coroutine[Any, Any, P]:
+        """Return the protocol, connected."""
+
+
+class Terms(NamedTuple):
+    """The frames that opened a broker connection, in their order; the client's are those that the broker got."""
+
+    start: bytes
+    login: bytes
+    """A digest of start-ok, which has the password."""
+    tune: bytes
+    tune_ok: bytes
+    open: bytes
+    open_ok: bytes
+
+    @property
+    def heartbeat(self) -> int:
+        """Seconds between heartbeats; 0 for none."""
+        return u16(self.tune_ok, len(self.tune_ok) - 3)
+
+
+class _Kept(asyncio.Protocol):
+    """One connection while no session has it; also while it says goodbye to the broker."""
+
+    def __init__(
+        self, transport: asyncio.Transport, since: float, terms: Terms, ended: Callable[["_Kept"], None]
+    ) -> None:
+        """`ended` is called once the socket is closed, or no longer good for another client."""
+        self.transport, self.since, self.terms, self._ended = transport, since, terms, ended
+        self.is_sound = True
+        """Whether the connection is good for another client."""
+        self.is_open = True
+        self._rest = b""
+        self._timer: asyncio.TimerHandle | None = None
+        transport.set_protocol(self)
+        transport.resume_reading()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the broker is not in the midst of a heartbeat."""
+        return not self._rest
+
+    def within(self, seconds: float, do: Callable[[], None] | None) -> None:
+        """Call a function after so many seconds, in place of the one before; None calls none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, do) if do is not None else None
+
+    def data_received(self, data: bytes) -> None:
+        """Take the broker's heartbeats; anything else ends the connection."""
+        self._rest += data
+        while self._rest.startswith(HEARTBEAT_FRAME):
+            self._rest = self._rest[len(HEARTBEAT_FRAME) :]
+        if HEARTBEAT_FRAME.startswith(self._rest):
+            return
+        told = {
+            method_of(self._rest, i)
+            for kind, _, i, end in frames(self._rest)
+            if kind == METHOD and end - i >= LEAST_METHOD and end <= len(self._rest)
+        }
+        if CONNECTION_CLOSE in told:
+            self.transport.write(_GOODBYE_OK)
+        if told & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK}:
+            self.transport.close()
+        elif self.is_sound:
+            self.leave()
+        self._done()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the connection."""
+        self.is_open = False
+        self.within(0, None)
+        self._done()
+
+    def leave(self) -> None:
+        """Close the connection in good order."""
+        if self.is_sound:
+            self.transport.write(_GOODBYE)
+            self.within(time_limits.CLOSE_WITHIN, self.transport.abort)
+            self._done()
+
+    def _done(self) -> None:
+        self.is_sound = False
+        self._ended(self)
+
+
+class KeptConnections:
+    """The broker connections of one listener that no session has at the moment."""
+
+    def __init__(
+        self,
+        dial: Dial,
+        most: int,
+        seconds: float,
+        renamed_at: Callable[[], float],
+    ) -> None:
+        """Keep `most` connections at once, each until `seconds` after its login.
+
+        `dial` connects to a broker, and raises OSError. `renamed_at` gives the monotonic time at which the cluster got
+        its name; connections from before are not used.
+        """
+        self._dial, self._most, self._seconds, self._renamed_at = dial, most, seconds, renamed_at
+        self._idle: dict[_Kept, None] = {}
+        """The connections that wait for a client, in the order in which they came."""
+        self._leaving: set[_Kept] = set()
+        self._left = asyncio.Event()
+        self._closed = False
+        self.reused = 0
+        """How many sessions got a kept connection."""
+
+    def __len__(self) -> int:
+        """Return how many connections wait for a client."""
+        return len(self._idle)
+
+    async def dial(self, make: Callable[[], PeerSocket]) -> PeerSocket:
+        """Connect a session's socket: to a stand-in if a connection is kept, else to a broker. Raises OSError."""
+        last = next(reversed(self._idle), None)
+        if last is None:
+            return await self._dial(make)
+        socket = make()
+        socket.connection_made(_StandIn(self, self._dial, socket, last.terms.start))
+        return socket
+
+    def keep(self, socket: PeerSocket, terms: Terms) -> bool:
+        """Take a session's broker connection over, on which no channel is open; return False if it is not wanted."""
+        if self._closed or not self._is_young(socket.since):
+            return False
+        transport = socket.give_up()
+        if transport is None:
+            return False
+        if len(self._idle) >= self._most:
+            next(iter(self._idle)).leave()
+        self._add(_Kept(transport, socket.since, terms, self._ended))
+        return True
+
+    def _add(self, kept: _Kept) -> None:
+        """Have a connection wait for a client."""
+        self._idle[kept] = None
+        left = kept.since + self._seconds - time.monotonic()
+        half = kept.terms.heartbeat / 2
+        kept.within(min(left, half) if half else left, kept.leave)
+
+    def take(self, start: bytes, login: bytes) -> _Kept | None:
+        """Return the connection that was kept last of those with this start and login; None if there is none."""
+        for kept in reversed(self._idle):
+            terms = kept.terms
+            if terms.login == login and terms.start == start and kept.is_quiet and self._is_young(kept.since):
+                del self._idle[kept]
+                kept.within(0, None)
+                return kept
+        return None
+
+    def put_back(self, kept: _Kept) -> None:
+        """Have a connection wait again that `take` has returned and no client has got."""
+        if not kept.is_sound:
+            return
+        if self._closed or len(self._idle) >= self._most:
+            kept.leave()
+        else:
+            self._add(kept)
+
+    def _is_young(self, since: float) -> bool:
+        return since >= self._renamed_at() and time.monotonic() < since + self._seconds
+
+    def _ended(self, kept: _Kept) -> None:
+        self._idle.pop(kept, None)
+        if kept.is_open:
+            self._leaving.add(kept)
+        else:
+            self._leaving.discard(kept)
+        if not self._leaving:
+            self._left.set()
+
+    async def drain(self) -> None:
+        """Keep no connection from now on, and close those that there are."""
+        self._closed = True
+        for kept in list(self._idle):
+            kept.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS):
+                while self._leaving:
+                    self._left.clear()
+                    await self._left.wait()
+
+    def close(self) -> None:
+        """Drop all connections at once."""
+        self._closed = True
+        for kept in (*self._idle, *self._leaving):
+            kept.transport.abort()
+
+
+class _StandIn(asyncio.Transport):
+    """The broker's socket as a session sees it, until the session has a connection to a broker."""
+
+    def __init__(self, kept: KeptConnections, dial: Dial, socket: PeerSocket, start: bytes) -> None:
+        """`start` is the connection.start that the client gets."""
+        super().__init__()
+        self._pool, self._dial, self._socket, self._start = kept, dial, socket, start
+        self._rest = b""
+        self._turns: list[tuple[bytes, list[bytes]]] = []
+        """The broker's frames that the client has got, each with the client's frames behind it."""
+        self._kept: _Kept | None = None
+        """The connection that the client gets, if all that it says fits; no other client can get it meanwhile."""
+        self._dialling: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Answer the client's frames; the first bytes are the protocol header."""
+        if not self._turns:
+            self._say(self._start)
+            return
+        data, behind = self._rest + bytes(data), 0
+        for kind, _, i, end in frames(data):
+            if end > len(data):
+                break
+            behind = end
+            self._turns[-1][1].append(data[i:end])
+            if kind == METHOD and self._dialling is None:
+                self._answer(data[i:end])
+        self._rest = data[behind:]
+
+    def _answer(self, frame: bytes) -> None:
+        method, kept = method_of(frame, 0), self._kept
+        if method == CONNECTION_START_OK:
+            kept = self._kept = self._pool.take(self._start, digest(frame))
+            if kept is not None:
+                self._say(kept.terms.tune)
+                return
+        elif kept is not None and kept.is_sound and kept.is_quiet:
+            if method == CONNECTION_TUNE_OK and frame == kept.terms.tune_ok:
+                return
+            if method == CONNECTION_OPEN and frame == kept.terms.open:
+                self._hand_over(kept)
+                return
+        self._put_back()
+        self._dialling = asyncio.get_running_loop().create_task(self._dial_broker())
+
+    def _say(self, frame: bytes) -> None:
+        """Give the client a frame of the broker's, in the next turn of the event loop."""
+        self._turns.append((frame, []))
+        asyncio.get_running_loop().call_soon(self._feed, frame)
+
+    def _feed(self, data: bytes) -> None:
+        if self._socket.is_open:
+            self._socket.data_received(data)
+
+    def _hand_over(self, kept: _Kept) -> None:
+        self._kept = None
+        self._pool.reused += 1
+        self.replace(kept.transport, kept.since)
+        # The session is in the midst of a write.
+        asyncio.get_running_loop().call_soon(self._feed, kept.terms.open_ok)
+
+    def replace(self, transport: asyncio.Transport, since: float, data: bytes = b"") -> None:
+        """Give the session the socket of a broker, connected since then, and what the broker has said on it."""
+        transport.set_protocol(self._socket)
+        self._socket.connection_made(transport)
+        self._socket.since = since
+        if data:
+            self._feed(data)
+
+    async def _dial_broker(self) -> None:
+        """Connect to a broker, which hears what the client has said so far."""
+        try:
+            await self._dial(lambda: _CatchUp(self, self._turns))
+        except OSError as error:
+            client = self._socket.other
+            log.warning("client %s: no connection to the broker: %s", client.peer if client else "?", error)
+            self.abort()
+
+    def _put_back(self) -> None:
+        if self._kept is not None:
+            self._pool.put_back(self._kept)
+            self._kept = None
+
+    def abort(self) -> None:
+        """Take it that the session needs no broker any more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._put_back()
+            if self._dialling is not None:
+                self._dialling.cancel()
+            asyncio.get_running_loop().call_soon(self._socket.connection_lost, None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session needs no broker any more."""
+        return self._is_closed
+
+    close = abort
+
+    def can_write_eof(self) -> bool:
+        """Return False: an end of the client's is a close."""
+        return False
+
+    def pause_reading(self) -> None:
+        """Do nothing: a handshake has few bytes."""
+
+    def resume_reading(self) -> None:
+        """Do nothing, as `pause_reading`."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Do nothing, as `pause_reading`."""
+
+
+class _CatchUp(asyncio.Protocol):
+    """A new connection to a broker, which is told what a client has said to a stand-in."""
+
+    def __init__(self, stand_in: _StandIn, turns: list[tuple[bytes, list[bytes]]]) -> None:
+        self._stand_in, self._turns = stand_in, turns
+        self._transport: asyncio.Transport | None = None
+        self._since = 0.0
+        self._rest = b""
+        self._told = 0
+        """How many of the turns the broker has got."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._transport, self._since = cast(asyncio.Transport, transport), time.monotonic()
+        if self._stand_in.is_closed:
+            self._transport.abort()
+        else:
+            self._transport.write(PROTOCOL_HEADER)
+
+    def data_received(self, data: bytes) -> None:
+        """Drop what the client has got already, and answer it with what the client has said."""
+        transport = self._transport
+        if transport is None or self._stand_in.is_closed:
+            return
+        self._rest += data
+        behind = 0
+        for kind, _, i, end in frames(self._rest):
+            if end > len(self._rest):
+                break
+            behind = end
+            frame = self._rest[i:end]
+            if kind == HEARTBEAT:
+                continue
+            said, answers = self._turns[self._told]
+            if method_of(frame, 0) != method_of(said, 0) or (self._told and frame != said):
+                # The broker refuses the login, or another node of the cluster has other limits than the first.
+                refused = self._rest[i:] if method_of(frame, 0) == CONNECTION_CLOSE else _DIFFERS
+                self._stand_in.replace(transport, self._since, refused)
+                return
+            transport.write(b"".join(answers))
+            self._told += 1
+            if self._told == len(self._turns):
+                self._stand_in.replace(transport, self._since, self._rest[end:])
+                return
+        self._rest = self._rest[behind:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the session, since its broker has ended."""
+        self._stand_in.abort()
