@@ -101,10 +101,15 @@ def may_keep(c: Connection) -> bool:
     """Return whether another client could use the broker connection, if all channels on it were closed.
 
     These keep it from that: an exclusive queue or connection.blocked (both clear `Handshake.terms`, as other
-    credentials do), a content that has not come whole, frames that wait, and channels that are not the client's.
+    credentials do), a content that has not come whole, confirms that the client has yet to get (a channel.close would
+    throw them away), frames that wait, and channels that are not the client's.
     """
-    whole = all(channel.expect == EXPECT_METHOD for channel in c.channels.values())
-    return c.phase is Phase.RUNNING and whole and not c.waiting.channels and _may_serve_on(c)
+    channels = c.channels.values()
+    is_done = all(
+        channel.expect == EXPECT_METHOD and not (channel.confirms.answered and channel.confirms.unsettled)
+        for channel in channels
+    )
+    return c.phase is Phase.RUNNING and is_done and not c.waiting.channels and _may_serve_on(c)
 
 
 def _may_serve_on(c: Connection) -> bool:

@@ -12,15 +12,15 @@ the broker's socket, and answers the handshake out of the frames that opened the
 
     the session sends       the stand-in
     protocol header         gives the broker's start
-    start-ok                looks for a connection with this login, and gives the broker's tune
-    tune-ok                 compares it
-    open                    compares it, gives the broker's open-ok, and puts the kept connection in its own place
+    start-ok                looks for a connection that was opened so, and gives the broker's tune
+    tune-ok                 looks for a connection that was opened so
+    open                    the same; gives the broker's open-ok, and puts the kept connection in its own place
 
-If there is none, if a comparison fails, or if the connection has ended meanwhile, the stand-in dials a broker. It
-repeats to it what the client has said, and drops the answers that the client has got already. The broker then judges
-the login. A client thus gets a kept connection only with the login that a broker has accepted within `seconds`, and
-with the same virtual host, limits and heartbeat. The login is compared as a whole: mechanism, credentials, and the
-properties that the broker shows.
+If there is none, the stand-in dials a broker. It repeats to it what the client has said, and drops the answers that the
+client has got already. The broker then judges the login. A client thus gets a kept connection only with the login that
+a broker has accepted within `seconds`, and with the same virtual host, limits and heartbeat. The login is compared as a
+whole: mechanism, credentials, and the properties that the broker shows. A broker that answers otherwise than the client
+has heard already is another node with other limits, or another cluster: the client is told to connect again.
 
 A kept connection sends nothing. It ends `seconds` after its login, however often it was used, and before the broker
 misses a heartbeat. It also ends once the broker says anything on it but heartbeats. Whatever outlives a channel keeps a
@@ -31,20 +31,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from proxy.session import time_limits
 from proxy.session.handshake import digest
 from proxy.session.reads import frames
 from proxy.session.sockets import PeerSocket
+from proxy.wire.arguments import Arguments, broker_in
 from proxy.wire.frames import (
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     CONNECTION_FORCED,
-    CONNECTION_OPEN,
+    CONNECTION_START,
     CONNECTION_START_OK,
-    CONNECTION_TUNE_OK,
     HEARTBEAT,
     HEARTBEAT_FRAME,
     LEAST_METHOD,
@@ -64,7 +64,7 @@ LAST_WORDS = 0.5
 
 _GOODBYE = close_frame(0, REPLY_SUCCESS, "ringproxy keeps this connection no longer")
 _GOODBYE_OK = method_frame(0, CONNECTION_CLOSE_OK)
-_DIFFERS = close_frame(0, CONNECTION_FORCED, "another broker offers other limits; connect again")
+_DIFFERS = close_frame(0, CONNECTION_FORCED, "the broker is another one than before; connect again")
 
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -94,14 +94,20 @@ class Terms(NamedTuple):
         return u16(self.tune_ok, len(self.tune_ok) - 3)
 
 
+_ALL_BUT_OPEN_OK = len(Terms._fields) - 1
+
+
 class _Kept(asyncio.Protocol):
     """One connection while no session has it; also while it says goodbye to the broker."""
 
     def __init__(
-        self, transport: asyncio.Transport, since: float, terms: Terms, ended: Callable[["_Kept"], None]
+        self, transport: asyncio.Transport, since: float, until: float, terms: Terms, ended: Callable[["_Kept"], None]
     ) -> None:
-        """`ended` is called once the socket is closed, or no longer good for another client."""
-        self.transport, self.since, self.terms, self._ended = transport, since, terms, ended
+        """`since` is when it was connected, and `until` when it must have a client or end, in monotonic seconds.
+
+        `ended` is called once the socket is closed, or no longer good for another client.
+        """
+        self.transport, self.since, self.until, self.terms, self._ended = transport, since, until, terms, ended
         self.is_sound = True
         """Whether the connection is good for another client."""
         self.is_open = True
@@ -114,6 +120,11 @@ class _Kept(asyncio.Protocol):
     def is_quiet(self) -> bool:
         """Whether the broker is not in the midst of a heartbeat."""
         return not self._rest
+
+    def fits(self, opened: Sequence[bytes]) -> bool:
+        """Return whether the connection was opened so, as far as `opened` goes, and is good for another client."""
+        is_good = self.is_sound and self.is_quiet and time.monotonic() < self.until
+        return is_good and self.terms[: len(opened)] == tuple(opened)
 
     def within(self, seconds: float, do: Callable[[], None] | None) -> None:
         """Call a function after so many seconds, in place of the one before; None calls none."""
@@ -189,12 +200,12 @@ class KeptConnections:
 
     async def dial(self, make: Callable[[], PeerSocket]) -> PeerSocket:
         """Connect a session's socket: to a stand-in if a connection is kept, else to a broker. Raises OSError."""
-        last = next(reversed(self._idle), None)
-        if last is None:
-            return await self._dial(make)
-        socket = make()
-        socket.connection_made(_StandIn(self, self._dial, socket, last.terms.start))
-        return socket
+        for kept in reversed(self._idle):
+            if self._is_young(kept.since):
+                socket = make()
+                socket.connection_made(_StandIn(self, self._dial, socket, kept.terms.start))
+                return socket
+        return await self._dial(make)
 
     def keep(self, socket: PeerSocket, terms: Terms) -> bool:
         """Take a session's broker connection over, on which no channel is open; return False if it is not wanted."""
@@ -205,21 +216,21 @@ class KeptConnections:
             return False
         if len(self._idle) >= self._most:
             next(iter(self._idle)).leave()
-        self._add(_Kept(transport, socket.since, terms, self._ended))
+        until = socket.since + self._seconds
+        if terms.heartbeat:
+            until = min(until, time.monotonic() + terms.heartbeat / 2)
+        self._add(_Kept(transport, socket.since, until, terms, self._ended))
         return True
 
     def _add(self, kept: _Kept) -> None:
         """Have a connection wait for a client."""
         self._idle[kept] = None
-        left = kept.since + self._seconds - time.monotonic()
-        half = kept.terms.heartbeat / 2
-        kept.within(min(left, half) if half else left, kept.leave)
+        kept.within(kept.until - time.monotonic(), kept.leave)
 
-    def take(self, start: bytes, login: bytes) -> _Kept | None:
-        """Return the connection that was kept last of those with this start and login; None if there is none."""
+    def take(self, opened: Sequence[bytes]) -> _Kept | None:
+        """Return the connection that was kept last of those whose terms begin so; None if there is none."""
         for kept in reversed(self._idle):
-            terms = kept.terms
-            if terms.login == login and terms.start == start and kept.is_quiet and self._is_young(kept.since):
+            if kept.fits(opened) and self._is_young(kept.since):
                 del self._idle[kept]
                 kept.within(0, None)
                 return kept
@@ -270,7 +281,9 @@ class _StandIn(asyncio.Transport):
     def __init__(self, kept: KeptConnections, dial: Dial, socket: PeerSocket, start: bytes) -> None:
         """`start` is the connection.start that the client gets."""
         super().__init__()
-        self._pool, self._dial, self._socket, self._start = kept, dial, socket, start
+        self._pool, self._dial, self._socket = kept, dial, socket
+        self._opened = [start]
+        """What was said so far, as `Terms` has it."""
         self._rest = b""
         self._turns: list[tuple[bytes, list[bytes]]] = []
         """The broker's frames that the client has got, each with the client's frames behind it."""
@@ -282,7 +295,7 @@ class _StandIn(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Answer the client's frames; the first bytes are the protocol header."""
         if not self._turns:
-            self._say(self._start)
+            self._say(self._opened[0])
             return
         data, behind = self._rest + bytes(data), 0
         for kind, _, i, end in frames(data):
@@ -295,20 +308,18 @@ class _StandIn(asyncio.Transport):
         self._rest = data[behind:]
 
     def _answer(self, frame: bytes) -> None:
-        method, kept = method_of(frame, 0), self._kept
-        if method == CONNECTION_START_OK:
-            kept = self._kept = self._pool.take(self._start, digest(frame))
-            if kept is not None:
-                self._say(kept.terms.tune)
-                return
-        elif kept is not None and kept.is_sound and kept.is_quiet:
-            if method == CONNECTION_TUNE_OK and frame == kept.terms.tune_ok:
-                return
-            if method == CONNECTION_OPEN and frame == kept.terms.open:
-                self._hand_over(kept)
-                return
-        self._put_back()
-        self._dialling = asyncio.get_running_loop().create_task(self._dial_broker())
+        is_login = method_of(frame, 0) == CONNECTION_START_OK
+        self._opened.append(digest(frame) if is_login else frame)
+        if self._kept is None or not self._kept.fits(self._opened):
+            self._put_back()
+            self._kept = self._pool.take(self._opened)
+        if self._kept is None:
+            self._dialling = asyncio.get_running_loop().create_task(self._dial_broker())
+        elif is_login:
+            self._opened.append(self._kept.terms.tune)
+            self._say(self._kept.terms.tune)
+        elif len(self._opened) == _ALL_BUT_OPEN_OK:
+            self._hand_over(self._kept)
 
     def _say(self, frame: bytes) -> None:
         """Give the client a frame of the broker's, in the next turn of the event loop."""
@@ -338,9 +349,10 @@ class _StandIn(asyncio.Transport):
         """Connect to a broker, which hears what the client has said so far."""
         try:
             await self._dial(lambda: _CatchUp(self, self._turns))
-        except OSError as error:
+        except Exception as error:  # the client waits for an answer, or for this end
             client = self._socket.other
-            log.warning("client %s: no connection to the broker: %s", client.peer if client else "?", error)
+            why = str(error) or type(error).__name__
+            log.warning("client %s: no connection to the broker: %s", client.peer if client else "?", why)
             self.abort()
 
     def _put_back(self) -> None:
@@ -378,6 +390,11 @@ class _StandIn(asyncio.Transport):
         """Do nothing, as `pause_reading`."""
 
 
+def _broker(start: bytes) -> object:
+    """Return the cluster's name and the broker's version from a frame; None if it is no connection.start."""
+    return broker_in(Arguments(start, 0, len(start))) if method_of(start, 0) == CONNECTION_START else None
+
+
 class _CatchUp(asyncio.Protocol):
     """A new connection to a broker, which is told what a client has said to a stand-in."""
 
@@ -412,8 +429,9 @@ class _CatchUp(asyncio.Protocol):
             if kind == HEARTBEAT:
                 continue
             said, answers = self._turns[self._told]
-            if method_of(frame, 0) != method_of(said, 0) or (self._told and frame != said):
-                # The broker refuses the login, or another node of the cluster has other limits than the first.
+            is_same = frame == said if self._told else _broker(frame) == _broker(said)
+            if method_of(frame, 0) != method_of(said, 0) or not is_same:
+                # The broker refuses the login, or is another one than the client has heard of.
                 refused = self._rest[i:] if method_of(frame, 0) == CONNECTION_CLOSE else _DIFFERS
                 self._stand_in.replace(transport, self._since, refused)
                 return

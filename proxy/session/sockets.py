@@ -51,9 +51,11 @@ class PeerSocket(asyncio.Protocol):
             transport.pause_reading()
 
     def give_up(self) -> asyncio.Transport | None:
-        """Return the connection for another protocol; this socket counts as closed from now on. None if it is."""
-        transport, self._transport = self._transport, None
-        self.has_ended = True
+        """Return the connection for another protocol, and count as closed from now on; None if it is closed."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return None
+        self._transport, self.has_ended = None, True
         return transport
 
     @property

@@ -158,6 +158,15 @@ def test_publishes_without_confirms_are_all_at_the_broker_before_another_client_
     assert sorted(landed) == sorted(keys)
 
 
+def test_confirms_that_are_under_way_at_the_goodbye_come_before_its_answer(keeper: Keeper) -> None:
+    with keeper.client.session(keeper.sidecar.amqp_port, keeper.vhost.name) as peer:
+        peer.channel()
+        goodbye = encoded(0, Connection.Close(200, "", 0, 0))
+        peer.send(*(publishing(1, "orders", f"key {n}") for n in range(100)), goodbye)
+        peer.confirm(1, last=100)
+        peer.expect(0, Connection.CloseOk)
+
+
 def test_a_client_that_hangs_up_behind_its_goodbye(keeper: Keeper) -> None:
     with keeper.client.session(keeper.sidecar.amqp_port, keeper.vhost.name) as peer:
         peer.channel(confirm=False)

@@ -11,7 +11,7 @@ from proxy.session import kept, time_limits
 from proxy.session.handshake import digest
 from proxy.session.kept import KeptConnections, Terms
 from proxy.session.sockets import PeerSocket
-from proxy.wire.frames import HEARTBEAT_FRAME, PROTOCOL_HEADER
+from proxy.wire.frames import CONNECTION_CLOSE, HEARTBEAT_FRAME, PROTOCOL_HEADER, method_of
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.session.wire import made
 
@@ -54,6 +54,9 @@ class Line(asyncio.Transport):
 
     close = abort
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def pause_reading(self) -> None:
         """Nothing comes unasked."""
 
@@ -90,16 +93,17 @@ class Client:
 
 
 class Case:
-    """Kept connections, and the brokers that are dialled; none takes a connection unless `is_up`."""
+    """Kept connections, and the brokers that are dialled; none takes a connection while there is a `fault`."""
 
     def __init__(self, most: int = 2, seconds: float = 60.0) -> None:
-        self.is_up, self.renamed_at = True, 0.0
+        self.renamed_at = 0.0
+        self.fault: Exception | None = None
         self.dialled: list[Line] = []
         self.pool = KeptConnections(self._dial, most, seconds, lambda: self.renamed_at)
 
     async def _dial(self, make: Callable[[], P]) -> P:
-        if not self.is_up:
-            raise OSError("nobody listens")
+        if self.fault is not None:
+            raise self.fault
         protocol = make()
         self.dialled.append(Line(protocol))
         return protocol
@@ -216,10 +220,60 @@ async def test_the_oldest_connection_gives_way() -> None:
 async def test_a_connection_from_before_the_cluster_got_its_name_serves_nobody() -> None:
     case = Case()
     await case.keep()
-    case.renamed_at = float("inf")
     client = await case.client()
+    case.renamed_at = float("inf")
     await client.says(LOGIN)
     await eventually(lambda: len(case.dialled) == 1)
+    # The next one hears of the broker that there is now.
+    await case.pool.dial(lambda: Client().socket)
+    assert len(case.dialled) == 2
+
+
+async def test_a_client_that_has_heard_of_another_cluster_is_to_connect_again() -> None:
+    case = Case()
+    await case.keep()
+    client = await case.client()
+    await client.says(OTHER)
+    await eventually(lambda: len(case.dialled) == 1)
+    (broker,) = case.dialled
+    assert broker.taken() == PROTOCOL_HEADER
+    broker.protocol.data_received(made(0, Connection.Start(0, 9, {"cluster_name": "b"}, "PLAIN", "en_US")))
+    assert broker.taken() == b""
+    assert method_of(client.got, 0) == CONNECTION_CLOSE
+
+
+async def test_clients_of_two_virtual_hosts_in_turn_each_get_their_connection() -> None:
+    case = Case()
+    opens = [made(0, Connection.Open(vhost)) for vhost in ("a", "b")]
+    lines = [await case.keep(TERMS._replace(open=frame)) for frame in opens]
+    for frame, line in zip(opens, lines, strict=True):
+        client = await case.client()
+        await client.says(LOGIN, TUNE)
+        await client.says(TUNE_OK)
+        await client.says(frame, OPEN_OK)
+        assert line.protocol is client.socket
+    assert case.dialled == []
+
+
+async def test_a_connection_that_is_given_back_waits_no_longer_than_before() -> None:
+    case = Case()
+    line = await case.keep(TERMS._replace(tune_ok=made(0, Connection.TuneOk(2047, 131072, 1))))
+    client = await case.client()
+    await client.says(LOGIN, TUNE)
+    await asyncio.sleep(0.4)
+    client.socket.abort()
+    assert len(case.pool) == 1
+    await asyncio.sleep(0.2)
+    assert len(case.pool) == 0
+    assert line.sent
+
+
+async def test_a_connection_that_is_being_closed_is_not_kept() -> None:
+    case, client = Case(), Client()
+    line = Line(client.socket)
+    line.is_closed = True
+    assert not case.pool.keep(client.socket, TERMS)
+    assert client.socket.is_open
 
 
 async def test_another_login_is_judged_by_a_broker_which_hears_it_all() -> None:
@@ -304,11 +358,12 @@ async def test_a_connection_that_ends_during_the_handshake_is_replaced(when: str
         await eventually(lambda: client.is_over)
 
 
-async def test_no_broker_takes_the_connection() -> None:
+@pytest.mark.parametrize("fault", [OSError("nobody listens"), RuntimeError()])
+async def test_no_broker_takes_the_connection(fault: Exception) -> None:
     case = Case()
     await case.keep()
     client = await case.client()
-    case.is_up = False
+    case.fault = fault
     await client.says(OTHER)
     await eventually(lambda: client.is_over)
 

@@ -90,6 +90,9 @@ class Socket(asyncio.Transport):
         data, self.sent = self.sent, b""
         return data
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """It is the kept connections' from now on, and nothing more comes."""
 
@@ -1063,11 +1066,11 @@ CHANNEL_CLOSE_OK = made(1, commands.Channel.CloseOk())
 
 @pytest.mark.parametrize("hangs_up", [False, True])
 async def test_a_broker_connection_is_kept_once_its_channels_are_closed(keeping: Ends, hangs_up: bool) -> None:
-    goodbyes = keeping.of_client(message(1, b"x", b"key") + LEAVE)
-    assert goodbyes.endswith(closes(1))
+    keeping.of_client(message(1, b"x", b"key"))
+    assert keeping.of_broker(ack(1, 1)) == ack(1, 1)
+    assert keeping.of_client(LEAVE) == closes(1)
     if hangs_up:
         keeping.session.client.eof_received()
-    assert keeping.of_broker(ack(1, 1)) == ack(1, 1)
     assert keeping.of_broker(CHANNEL_CLOSE_OK) == made(0, commands.Connection.CloseOk())
     kept = keeping.shared.kept
     assert kept is not None
@@ -1077,6 +1080,20 @@ async def test_a_broker_connection_is_kept_once_its_channels_are_closed(keeping:
     assert keeping.session.end is End.CLIENT
     assert keeping.broker is not None
     assert not keeping.broker.is_closed
+
+
+async def test_a_client_that_leaves_before_its_confirms_gets_them_and_its_connection_is_not_kept(keeping: Ends) -> None:
+    """RabbitMQ throws the confirms of a channel away once that is closed."""
+    goodbyes = keeping.of_client(message(1, b"x", b"key") + LEAVE)
+    assert closes(1) not in goodbyes
+    assert not goodbyes.endswith(LEAVE)
+    broker = keeping.broker
+    assert broker is not None
+    assert keeping.of_broker(ack(1, 1)) == ack(1, 1)
+    assert broker.sent.endswith(LEAVE)
+    kept = keeping.shared.kept
+    assert kept is not None
+    assert len(kept) == 0
 
 
 def closes(channel: int) -> bytes:
