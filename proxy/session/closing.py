@@ -106,7 +106,7 @@ def may_keep(c: Connection) -> bool:
     """
     channels = c.channels.values()
     is_done = all(
-        channel.expect == EXPECT_METHOD and not (channel.confirms.answered and channel.confirms.unsettled)
+        channel.expect == EXPECT_METHOD and not (channel.confirms.answered and channel.awaits(inside=False))
         for channel in channels
     )
     return c.phase is Phase.RUNNING and is_done and not c.waiting.channels and _may_serve_on(c)
