@@ -227,7 +227,7 @@ class Ending(NamedTuple):
     """The wait of a member for a shard that it let go at a marker, as its generation ends, and that it may get back.
 
     The command that put the marker is the shard's consumer next, and deletes its queue. RabbitMQ ends the connection of
-    a client that consumes meanwhile, with 541 (4.3.6). So no link is opened as long as the broker counts a consumer,
+    a client that consumes meanwhile, with 541 (4.3.6). No link is opened as long as the broker counts a consumer,
     until it has counted none twice: one count may come just after the queue's last member, or during the deletion.
     Beats tell of the link that has ended as LEAVING meanwhile, and until another one is open, so that no other member
     opens one either.

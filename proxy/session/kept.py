@@ -283,7 +283,7 @@ class _StandIn(asyncio.Transport):
         super().__init__()
         self._pool, self._dial, self._socket = kept, dial, socket
         self._opened = [start]
-        """What was said so far, as `Terms` has it."""
+        """The frames so far, as `Terms` has it."""
         self._rest = b""
         self._turns: list[tuple[bytes, list[bytes]]] = []
         """The broker's frames that the client has got, each with the client's frames behind it."""

@@ -38,7 +38,7 @@ def test_half_a_second_after_the_deletion_of_a_queue_a_consumer_costs_only_its_c
 ) -> None:
     """Within the first 40 ms it may cost the connection, with 541: the log has how often.
 
-    So a member that let a shard go at a marker counts consumers twice, half a second apart, before it consumes.
+    A member that let a shard go at a marker therefore counts consumers twice, half a second apart, before it consumes.
     """
     keeper, found = connect_consumer(), {541: 0, 404: 0, 0: 0}
     keeper.open(1)
