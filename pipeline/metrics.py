@@ -14,11 +14,14 @@ from pipeline.findings import KINDS, Finding
 def write_metrics(
     file: Path, job: str, status: int, seconds: float, records: float = 0, findings: Sequence[Finding] = ()
 ) -> None:
-    """Write the file, whole or not at all. Raises PipelineError where it cannot be written."""
+    """Write the file, whole or not at all. Raises PipelineError where it cannot be written.
+
+    The label is not `job`: Prometheus has one of that name for each scrape, and would rename this one.
+    """
     registry = CollectorRegistry()
 
     def gauge(name: str, text: str, value: float) -> None:
-        Gauge(f"ringproxy_pipeline_{name}", text, ["job"], registry=registry).labels(job).set(value)
+        Gauge(f"ringproxy_pipeline_{name}", text, ["command"], registry=registry).labels(job).set(value)
 
     gauge("status", "Exit status of the last run: 0 fine, 1 findings, 2 fault, 3 no record.", status)
     gauge("records", "Records that the last run read.", records)
@@ -27,7 +30,7 @@ def write_metrics(
     counts = Counter[str]()
     for finding in findings:
         counts[finding.kind] += finding.count
-    by_kind = Gauge("ringproxy_pipeline_findings", "Findings by kind.", ["job", "kind"], registry=registry)
+    by_kind = Gauge("ringproxy_pipeline_findings", "Findings by kind.", ["command", "kind"], registry=registry)
     for kind in KINDS:
         by_kind.labels(job, kind).set(counts[kind])
     try:

@@ -80,6 +80,7 @@ def test_metrics_are_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     found = [Finding("lost", "", count=2), Finding("lost", "", count=3), Finding("missing", "")]
     write_metrics(file, "reconcile", FINDINGS, 1.5, 1000, found)
     told = samples(file)
+    assert 'ringproxy_pipeline_status{command="reconcile"}' in file.read_text()
     assert told["ringproxy_pipeline_status", ""] == FINDINGS
     assert told["ringproxy_pipeline_records", ""] == 1000
     assert told["ringproxy_pipeline_duration_seconds", ""] == 1.5

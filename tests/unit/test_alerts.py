@@ -265,7 +265,7 @@ def alertmanager(folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 def test_the_rules_look_at_metrics_that_exist() -> None:
-    pages = "".join((ROOT / f"docs/reference/{page}.md").read_text() for page in ("metrics", "topology"))
+    pages = "".join((ROOT / f"docs/reference/{page}.md").read_text() for page in ("metrics", "topology", "pipeline"))
     documented = set(re.findall(r"^\| `(ringproxy_\w+)`", pages, flags=re.M))
     named_in_rules = set(re.findall(r"\bringproxy_\w+", " ".join(rule["expr"] for rule in GROUP["rules"])))
     assert named_in_rules <= documented
