@@ -25,7 +25,7 @@ def test_a_connection_that_the_loop_hands_over_behind_the_end_is_closed(turns: i
 
 
 async def _is_closed(turns: int) -> None:
-    shared = Mock(spec=Shared, refusals=Counter(), tasks=set())
+    shared = Mock(spec=Shared, refusals=Counter(), tasks=set(), kept=None)
     listener = Listener(shared, 1)
     address = await listener.start(Address("127.0.0.1", 0))
     await listener.drain(0.1)
