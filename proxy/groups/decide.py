@@ -85,12 +85,12 @@ class View:
     hears: bool = True
     """Whether this sidecar hears the others; else all links stay as they are."""
     vacant: Collection[str] = ()
-    """The shards of which nobody tells a link for long, and whose turn has come here, or, where this sidecar hears
-    nobody, that nobody consumes by what the broker says."""
+    """The shards that a member of this sidecar is to open, whoever the targets are. If the sidecar hears the others,
+    these are shards of which nobody has told a link for long. Otherwise the broker counts no consumer of them."""
     paused: Collection[str] = ()
     """The shards that nobody is to consume, as an operator has paused them, or as that is not known yet."""
     resting: Collection[tuple[str, str]] = ()
-    """By member of this sidecar, the shards that it leaves alone, as they ended at a marker and may be consumed."""
+    """By member of this sidecar, the shards that ended at a marker, and that somebody else may still consume."""
 
 
 @dataclass(frozen=True)

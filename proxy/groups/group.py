@@ -365,7 +365,7 @@ class Group:
         members = self.members(now)
         shards, before = self.present, self.decision
         paused = shards if now < self._pauses_by else self.paused_shards
-        # A shard to which a link is being opened is no orphan, nor is one as soon as its pause is over.
+        # A shard to which a link may open soon is no orphan, and a paused shard is none as soon as its pause is over.
         told = [
             name
             for member in members.values()

@@ -36,7 +36,7 @@ from proxy.groups.attempts import Attempts
 from proxy.groups.blocked import Backlog, BlockedKey
 from proxy.groups.operators import Order
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.timing import COUNT_AGAIN, COUNTED, FIRST_LINK_PAUSE, LONGEST_ENDING, LONGEST_LINK_PAUSE
+from proxy.groups.timing import COUNT_AGAIN, FIRST_LINK_PAUSE, LONGEST_CONSUMED, LONGEST_ENDING, LONGEST_LINK_PAUSE
 
 log = logging.getLogger(__name__)
 
@@ -239,13 +239,12 @@ class Ending(NamedTuple):
     """The pause until then, in seconds."""
     since: float
     """When the link was opened that has ended, in seconds since 1970."""
-    unconsumed: int = 0
-    """How often in a row the broker has counted no consumer."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the shard may have a link again."""
-        return self.unconsumed >= COUNTED
+    unconsumed_since: float = 0.0
+    """Since when the broker has counted no consumer each time, in monotonic seconds; 0 if it has counted one last."""
+    is_over: bool = False
+    """Whether the shard may have a link again."""
+    at: float = 0.0
+    """When the link ended, in monotonic seconds."""
 
 
 class Member:
@@ -324,20 +323,24 @@ class Member:
             return
         before = None if link.delivered else self.endings.get(link.shard)
         length = FIRST_LINK_PAUSE if before is None else min(2 * before.length, LONGEST_ENDING)
-        self.endings[link.shard] = Ending(now + length, length, link.since)
+        self.endings[link.shard] = Ending(now + length, length, link.since, at=now)
 
     def counted(self, shard: str, consumers: int | None, now: float) -> None:
         """Note how many consumers the broker counts of a shard that was let go at a marker; None if it does not tell.
 
-        The pause doubles as long as somebody consumes it.
+        The pause doubles as long as somebody consumes it, up to a limit of time.
         """
         if (ending := self.endings.get(shard)) is None or ending.is_over:
             return
         if consumers == 0:
-            self.endings[shard] = ending._replace(until=now + COUNT_AGAIN, unconsumed=ending.unconsumed + 1)
+            since = ending.unconsumed_since or now
+            is_over = now - since >= COUNT_AGAIN
+            self.endings[shard] = ending._replace(until=now + COUNT_AGAIN, unconsumed_since=since, is_over=is_over)
         else:
-            length = min(2 * ending.length, LONGEST_ENDING)
-            self.endings[shard] = ending._replace(until=now + length, length=length, unconsumed=0)
+            length, is_over = min(2 * ending.length, LONGEST_ENDING), now - ending.at >= LONGEST_CONSUMED
+            self.endings[shard] = ending._replace(
+                until=now + length, length=length, unconsumed_since=0.0, is_over=is_over
+            )
 
     def forget(self, shard: str) -> None:
         """Forget the pauses of a shard that is no more."""

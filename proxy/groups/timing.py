@@ -56,7 +56,7 @@ ASK_AGAIN: Final = 0.5 * BEAT
 """From one question about a sidecar's queue to the next; two answers that it is not there make the sidecar gone."""
 
 ORPHANED: Final = 2 * BEAT
-"""From the last word of a link to a shard until one sidecar opens one, whoever should; see `tries`."""
+"""From the last word of a link that is open, or may open soon, until one sidecar opens one: see `tries`."""
 
 DEAF: Final = BEAT
 """From the time at which the next beat of its own was due to come back until a sidecar counts as deaf: it then keeps
@@ -70,7 +70,7 @@ BEATS_UNTIL_GONE: Final = 4
 last resort, after 4 s in a fleet of up to `HEARD_A_SECOND`."""
 
 COUNT_EVERY: Final = 2 * BEAT
-"""From one question of a deaf sidecar how many consumers the shards have to the next."""
+"""From one question how many consumers shards have to the next one, while a sidecar is deaf or no answer comes."""
 
 ANSWERED_WITHIN: Final = 1.0
 """From a question to the broker until it counts as not answered."""
@@ -90,11 +90,12 @@ LONGEST_ENDING: Final = 8.0
 sidecar counts, so it may be shorter than the one above."""
 
 COUNT_AGAIN: Final = 0.5
-"""From a count of no consumer of a shard that ended at a marker to the next count. RabbitMQ 4.3.6 ends the connection
-of whoever consumes within 40 ms of a queue's deletion (measured): the second count is far behind the first one."""
+"""From a count of no consumer of a shard that ended at a marker to the next one, after which it may be opened.
+RabbitMQ 4.3.6 ends the connection of whoever consumes within 40 ms of a queue's deletion (measured)."""
 
-COUNTED: Final = 2
-"""How many counts of no consumer in a row let a member open a link to a shard that it let go at a marker."""
+LONGEST_CONSUMED: Final = 60.0
+"""From the end of a link at a marker until the next one is opened though somebody consumes the shard, by its own name
+or as a command that hangs: it then waits in the line."""
 
 LOOK_EVERY: Final = 0.25 * BEAT
 """From one look for sidecars that are late or gone to the next."""
@@ -122,7 +123,7 @@ def between_news(sidecars: int) -> float:
 def tries(orphaned: float) -> int:
     """Return how many sidecars are to open a link to a shard of which nobody has told a link for these seconds.
 
-    One at first, and twice as many after each `ORPHANED`: a fleet of 50 all tries within 14 s. If all tried at once,
+    One at first, and twice as many after each `ORPHANED` in which nobody has begun to open one. If all tried at once,
     a fleet that starts, or a broker that is slow, would have as many links to open as shards and sidecars multiply to:
     50 sidecars with 400 shards were then not balanced within 600 s.
     """

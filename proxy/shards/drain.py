@@ -105,8 +105,9 @@ class Line:
             if connection.is_closed and not self._is_cut_off:
                 continue
             async with room:
-                channel = await answered(connection.channel())
+                channel: AbstractChannel | None = None
                 try:
+                    channel = await answered(connection.channel())
                     if await self._joined_and_empty(channel, say, is_patient=pause >= _LONGEST_PAUSE):
                         return channel
                     missing = 0
@@ -117,8 +118,9 @@ class Line:
                     if self._is_cut_off:
                         raise
                     say(f"{self._queue}: {error}")
-                with suppress(Exception):
-                    await answered(channel.close())
+                if channel is not None:
+                    with suppress(Exception):
+                        await answered(channel.close())
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None

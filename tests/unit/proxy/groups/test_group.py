@@ -19,6 +19,7 @@ from proxy.groups.timing import (
     COUNT_EVERY,
     FIRST_LINK_PAUSE,
     LATE,
+    LONGEST_CONSUMED,
     LOOK_EVERY,
     ORPHANED,
     PAUSES_WITHIN,
@@ -296,6 +297,24 @@ def test_a_shard_that_ended_at_a_marker_stays_its_owners_until_nobody_was_counte
     for pause, least in zip(pauses, [1, 2, 4, COUNT_AGAIN, 8, COUNT_AGAIN], strict=True):
         assert least - 0.001 <= pause <= least + 2 * LOOK_EVERY
     assert made.moves == 1
+
+
+def test_two_counts_at_once_are_one() -> None:
+    made = group(1)
+    ended_at_a_marker(made, "s0", NOW + 1.0)
+    for count_at, may_open in ((2.0, False), (2.1, False), (2.4, False), (2.6, True)):
+        made.counted("s0", 0, NOW + count_at)
+        (member,) = made.local.values()
+        assert member.endings["s0"].is_over == may_open
+
+
+def test_a_shard_that_a_stranger_consumes_is_joined_after_a_limit() -> None:
+    made = group(1)
+    ended_at_a_marker(made, "s0", NOW + 1.0)
+    (member,) = made.local.values()
+    for after, may_open in ((LONGEST_CONSUMED - 1, False), (LONGEST_CONSUMED, True)):
+        made.counted("s0", 1, NOW + 1.0 + after)
+        assert member.endings["s0"].is_over == may_open
 
 
 def test_a_shard_is_counted_again_where_no_answer_comes() -> None:

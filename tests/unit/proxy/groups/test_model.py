@@ -96,7 +96,7 @@ def test_the_pause_after_a_marker_begins_with_the_links_end_and_doubles_until_me
     for _ in range(6):
         ended(member, now)
         ending = member.endings["s"]
-        assert ending == Ending(now + ending.length, ending.length, 1000.0)
+        assert ending == Ending(now + ending.length, ending.length, 1000.0, at=now)
         lengths.append(ending.length)
         now = ending.until
     assert lengths[:3] == [FIRST_LINK_PAUSE, 2 * FIRST_LINK_PAUSE, 4 * FIRST_LINK_PAUSE]
