@@ -121,7 +121,7 @@ CONSUME_NOWAIT: Final = 8
 """The bit of basic.consume that asks for no -ok."""
 PASSIVE: Final = 1
 """The bit of queue.declare and exchange.declare by which nothing is made."""
-QUEUE_EXCLUSIVE: Final = 4
+EXCLUSIVE_QUEUE: Final = 4
 """The bit of queue.declare by which the queue belongs to the connection, and ends with it."""
 DECLARE_NOWAIT: Final = 16
 """The bit of queue.declare and exchange.declare that asks for no -ok."""

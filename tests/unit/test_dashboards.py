@@ -31,8 +31,13 @@ ALERTS: dict[str, dict[str, Any]] = {
     for rule in group["rules"]
     if "alert" in rule
 }
-WITHOUT_A_PANEL = {"RingproxyAllPublishesFail", "RingproxyTopologyNotApplied"}
-"""Alerts that only the table of those that fire shows: one has a rule of its own, one is not of sidecars."""
+WITHOUT_A_PANEL = {
+    "RingproxyAllPublishesFail",
+    "RingproxyPipelineFails",
+    "RingproxyPipelineFindings",
+    "RingproxyTopologyNotApplied",
+}
+"""Alerts that only the table of those that fire shows: one has a rule of its own, and the others are not of sidecars."""
 
 OF_THE_WHOLE_GROUP = "shards_moving|shards_paused|exact|prefetches|oldest_unacked_seconds|oldest_retried_seconds"
 """Metrics of groups that are the same at each sidecar, or ages: their sum over sidecars means nothing."""

@@ -31,6 +31,7 @@ from proxy.wire.frames import (
     EXCHANGE_DELETE_OK,
     EXCHANGE_UNBIND,
     EXCHANGE_UNBIND_OK,
+    EXCLUSIVE_QUEUE,
     PASSIVE,
     QUEUE_BIND,
     QUEUE_BIND_OK,
@@ -38,7 +39,6 @@ from proxy.wire.frames import (
     QUEUE_DECLARE_OK,
     QUEUE_DELETE,
     QUEUE_DELETE_OK,
-    QUEUE_EXCLUSIVE,
     QUEUE_UNBIND,
     QUEUE_UNBIND_OK,
     TX_COMMIT,
@@ -92,7 +92,7 @@ def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
     bits = arguments.bits() if form.nowait else 0
     table = arguments.rest
     passive = method in (EXCHANGE_DECLARE, QUEUE_DECLARE) and bits & PASSIVE
-    if method == QUEUE_DECLARE and bits & QUEUE_EXCLUSIVE:
+    if method == QUEUE_DECLARE and bits & EXCLUSIVE_QUEUE:
         # The queue is the connection's, and lives as long.
         c.handshake.terms = None
     swallow = bool(bits & form.nowait)

@@ -19,6 +19,8 @@ FLEET_WIDE = {
     "native-publishers",
     "group-without-members",
     "not-scraped",
+    "pipeline-fails",
+    "pipeline-findings",
     "topology-not-applied",
 }
 """Sections about what no sidecar sees alone."""
