@@ -37,7 +37,7 @@ WITHOUT_A_PANEL = {
     "RingproxyPipelineFindings",
     "RingproxyTopologyNotApplied",
 }
-"""Alerts that only the table of those that fire shows: one has a rule of its own, and the others are not of sidecars."""
+"""Alerts that only the table of those that fire shows: one has a rule of its own, the others are not of sidecars."""
 
 OF_THE_WHOLE_GROUP = "shards_moving|shards_paused|exact|prefetches|oldest_unacked_seconds|oldest_retried_seconds"
 """Metrics of groups that are the same at each sidecar, or ages: their sum over sidecars means nothing."""
