@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from ring.contest import challenge, contest, won
 from ring.destination import MAX_DESTINATIONS, MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
 from ring.scores import U16, U64, draws, neg_log2, ranking, slot_streams
+
+_NO_QUEUES: Mapping[str, str] = MappingProxyType({})
 
 FEW_SLOTS = 100
 """The least slots that a destination should expect. One with fewer is flagged, as its share is too coarse to trust."""
@@ -173,18 +176,23 @@ def _won(weights: Mapping[Destination, int], some: Set[Destination]) -> NDArray[
     return won(_seeds(destinations), np.array(values, np.uint64), chosen)
 
 
-def fingerprint(weights: Mapping[Destination, int], exchange_type: str, hashed: str) -> str:
+def fingerprint(
+    weights: Mapping[Destination, int], exchange_type: str, hashed: str, queues: Mapping[str, str] = _NO_QUEUES
+) -> str:
     """Return sixteen hex digits of a ring: rings with equal ones route equally.
 
     The digits cover the ring format, the hashed value (as `HashedValue` prints it), the exchange type and the sorted
     destinations with their weights. Each field is preceded by its length, so that no two inputs yield the same bytes.
-    Lanes do not count. Operators compare the digits of sidecars, `retire` those of a fleet, and a journal's records
-    name their rings by them.
+    Lanes do not count. The journal's fingerprints cover `queues`, too: by destination the queue behind it where that
+    has another name. Two generations of equal shards are therefore two rings in a journal, whose records name their
+    rings by fingerprint. Operators compare the digits of sidecars, and `retire` those of a fleet.
     """
     digest = hashlib.blake2b(digest_size=8)
     fields = [str(RING_FORMAT), hashed, exchange_type]
     for destination in sorted(weights):
         fields += [destination.kind, destination.name, str(weights[destination])]
+    for place in sorted(queues):
+        fields += ["behind", place, queues[place]]
     for field in fields:
         data = field.encode()
         digest.update(len(data).to_bytes(4, "big") + data)

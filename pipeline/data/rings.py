@@ -2,6 +2,8 @@
 
 import functools
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,12 @@ class RingSpec:
 
     fair: dict[Destination, int] = field(default_factory=dict, compare=False)
     """The weights that say which shares are fair, where those are not its own; of the same destinations."""
+    queues: dict[str, str] = field(default_factory=dict)
+    """By place, the queue behind it where that has another name, as in a later generation of the shards."""
+
+    def queue_behind(self, place: str) -> str:
+        """Return the queue into which messages for a queue of `weights` go."""
+        return self.queues.get(place, place)
 
     @property
     def wanted(self) -> dict[Destination, int]:
@@ -37,8 +45,8 @@ class RingSpec:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the ring: rings with equal ones route equally."""
-        return fingerprint(self.weights, self.exchange_type, self.hashed)
+        """The fingerprint of the ring: rings with equal ones route equally, and to the same queues."""
+        return fingerprint(self.weights, self.exchange_type, self.hashed, self.queues)
 
     @functools.cached_property
     def ring(self) -> Ring:
@@ -77,7 +85,7 @@ def parse_ring(text: str | bytes, where: str, like: RingSpec = _PLAIN) -> RingSp
     if fair and fair.keys() != weights.keys():
         amiss = min(fair.keys() ^ weights.keys())
         raise PipelineError(f"{where}: fair: {amiss} is not in both fair and destinations: list the same ones in both")
-    spec = RingSpec(exchange_type, hashed, weights, lanes, fair)
+    spec = RingSpec(exchange_type, hashed, weights, lanes, fair, _queues(told, weights, where))
     if told.get("fingerprint", spec.fingerprint) != spec.fingerprint:
         raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {spec.fingerprint}")
     return spec
@@ -105,6 +113,7 @@ def to_json(spec: RingSpec) -> str:
         "hashed": spec.hashed,
         "destinations": [[d.kind, d.name, weight] for d, weight in sorted(spec.weights.items())],
         **({"lanes": spec.lanes} if spec.lanes else {}),
+        **({"queues": spec.queues} if spec.queues else {}),
         **({"fair": [[d.kind, d.name, weight] for d, weight in sorted(spec.fair.items())]} if spec.fair else {}),
     }
     return json.dumps(told, ensure_ascii=False)
@@ -115,6 +124,18 @@ def _text(told: dict[str, Any], field: str, default: str, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise PipelineError(f"{where}: {field}: {value!r} is not a text")
     return value
+
+
+def _queues(told: dict[str, Any], weights: Mapping[Destination, int], where: str) -> dict[str, str]:
+    queues = told.get("queues", {})
+    if not isinstance(queues, dict) or not all(isinstance(queue, str) and queue for queue in queues.values()):
+        raise PipelineError(f"{where}: queues: {queues!r} is not an object of places and the queues behind them")
+    for place in queues:
+        if Destination("queue", place) not in weights:
+            raise PipelineError(f"{where}: queues: {place!r} is no queue of destinations: leave it out")
+    if twice := [queue for queue, count in Counter(queues.values()).items() if count > 1]:
+        raise PipelineError(f"{where}: queues: {twice[0]!r} is behind several places: name one queue for each")
+    return queues
 
 
 def _weights(told: dict[str, Any], field: str, where: str) -> dict[Destination, int]:

@@ -67,7 +67,7 @@ class LineFormatter:
             message_id = None  # it is a key, which may not be shown
         shown_id = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
         # Cached by the fingerprint: a ring as the key would stay in memory, with 2 MiB for each change of bindings.
-        name, ring = record.name, record.ring.fingerprint
+        name, ring = record.name, record.ring.journalled
         route = self._routes.get((name, ring)) or self._route(name, ring)
         where = _NOWHERE if destination is None else self._destinations.get(destination) or self._where(destination)
         return (
@@ -100,10 +100,11 @@ def ring_json(known: KnownRing) -> bytes:
     """Return a ring as JSON, with the fingerprint by which records name it."""
     fields = {
         "v": VERSION,
-        "fingerprint": known.fingerprint,
+        "fingerprint": known.journalled,
         "ring_format": RING_FORMAT,
         "exchange_type": known.exchange_type,
         "hashed": str(known.hashed),
         "destinations": [[d.kind, d.name, weight] for d, weight in known.ring.as_weights().items()],
+        **({"queues": queues} if (queues := known.queues) else {}),
     }
     return json.dumps(fields).encode() + b"\n"

@@ -100,8 +100,8 @@ class Writer:
                 self._flush(filled.first + n)
             self._hour = hour
             known = record.ring
-            if self._rings.get(known.fingerprint, NEVER) < record.told_at - RING_AGAIN:
-                self._due[known.fingerprint] = known
+            if self._rings.get(known.journalled, NEVER) < record.told_at - RING_AGAIN:
+                self._due[known.journalled] = known
             line = self._formatter.line(record, filled.first + n, epoch)
             self._chunk.append(line)
             self._size += len(line)

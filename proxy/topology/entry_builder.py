@@ -95,6 +95,8 @@ class EntryBuilder:
             queues = await self._dead_letters(name[0], published_to, before.queues if before else {})
             if known is None or not _same(known, weights, hashed, exchange_type):
                 known, change = await self._ring(known, weights, hashed, exchange_type, why)
+            if known.generation != generation.number:
+                known = replace(known, generation=generation.number)
             change = of_generation(before, generation, known, change, why)
         bound_aside = _bound_aside(weights, behind)
         passed = self._pass_reason(exchange_type, mode, known, queues, bound_aside)
@@ -132,6 +134,7 @@ class EntryBuilder:
         assert known is not None
         weights = {d: weight for d, weight in known.ring.as_weights().items() if d not in gone}
         ring, change = await self._ring(known, weights, known.hashed, known.exchange_type, why)
+        ring = replace(ring, generation=known.generation)
         lanes = {queue: lane for queue, lane in before.lanes.items() if queue not in gone}
         bound = {d: weight for d, weight in before.bindings.weights.items() if d not in gone}
         ended = {before.lanes.get(d, d.name) for d in gone}
@@ -158,6 +161,7 @@ class EntryBuilder:
         known = None
         if saved.weights:
             known, _ = await self._ring(None, saved.weights, saved.hashed, saved.exchange_type, "restored")
+            known = replace(known, generation=saved.generation)
         passed = self._pass_reason(saved.exchange_type, mode, known, saved.queues, saved.bound_aside)
         return Entry(
             mode=mode,

@@ -101,6 +101,20 @@ def _divided(bindings: tuple[Binding, ...], found: tuple[Generation, ...], numbe
     return Current(ring, tuple(each for each in found if each.number != number), unreadable)
 
 
+def queue_of(place: str, generation: int) -> str:
+    """Return the queue of the exchange's own group that a later generation has for a shard: `orders.g2.3` for the place
+    `orders.3`. The topology file's reader names it (`Sharded.shard`), and its lane's binding only once it is open.
+    """
+    exchange, _, number = place.rpartition(".")
+    return f"{exchange}.g{generation}.{number}" if exchange and generation > 1 else place
+
+
+def queues_behind(places: Iterable[str], generation: int) -> dict[str, str]:
+    """Return by place the queue of `queue_of`, of those places whose queues have other names."""
+    named = ((place, queue_of(place, generation)) for place in places)
+    return {place: queue for place, queue in named if queue != place}
+
+
 class OtherShard(NamedTuple):
     """A shard of a generation that is not the ring."""
 

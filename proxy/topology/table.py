@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Behind, Bindings, Leads
-from proxy.topology.generations import OtherGeneration
+from proxy.topology.generations import OtherGeneration, queues_behind
 from proxy.topology.matching import Upstream
 from proxy.topology.names import natural
 from ring.destination import Destination
@@ -85,11 +86,26 @@ class KnownRing:
     exchange_type: str
     fingerprint: str
     """A short hash of ring, hashed value and exchange type: equal fingerprints route equally."""
+    generation: int = 1
+    """The number of the generation whose shards are on the ring."""
 
     @classmethod
-    def of(cls, ring: Ring, hashed: HashedValue, exchange_type: str) -> "KnownRing":
+    def of(cls, ring: Ring, hashed: HashedValue, exchange_type: str, generation: int = 1) -> "KnownRing":
         """Return the ring with its fingerprint."""
-        return cls(ring, hashed, exchange_type, fingerprint(ring.as_weights(), exchange_type, str(hashed)))
+        weights = ring.as_weights()
+        return cls(ring, hashed, exchange_type, fingerprint(weights, exchange_type, str(hashed)), generation)
+
+    @property
+    def queues(self) -> dict[str, str]:
+        """By place, the queue behind it, of those whose queues have other names; empty for generation 1."""
+        return queues_behind((d.name for d in self.ring.destinations if d.kind == "queue"), self.generation)
+
+    @cached_property
+    def journalled(self) -> str:
+        """The fingerprint by which the journal names the ring, which differs between generations of the same shards."""
+        if not (queues := self.queues):
+            return self.fingerprint
+        return fingerprint(self.ring.as_weights(), self.exchange_type, str(self.hashed), queues)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
 from ring.ring import fingerprint
 from testbed.broker import Broker
+from tests.integration import generations
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import USER, Login, StartSidecar
 from tests.integration.documents import Document, Shell, variables
@@ -93,6 +94,36 @@ def test_publishes_by_http_and_amqp(
     assert {record["ring"] for record in records} == {ring["fingerprint"]}
     assert ring["fingerprint"] == fingerprint(weights(QUEUES), "x-consistent-hash", "routing_key")
     assert [Destination(kind, name) for kind, name, _ in ring["destinations"]] == sorted(weights(QUEUES))
+
+
+def test_the_ring_of_a_later_generation_tells_its_queues(
+    start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    """Each message is in the queue that its record's ring names, though both generations have equal shards."""
+    generations.made(vhost, 3, x_queue_type="quorum")
+    generations.declare(vhost, 2, 3, x_queue_type="quorum")
+    sidecar = start_sidecar(journal_dir=str(tmp_path))
+    expected: Counter[str] = Counter()
+    for generation in (1, 2):
+        if generation == 2:
+            for shard in range(3):
+                generations.bind(vhost, 2, shard, 3)
+            wait_until("the switch", lambda: sidecar.ring(vhost.name, "orders")["generation"] == 2)
+        for n in range(12):
+            assert sidecar.publish("orders", f"key {n}", vhost=vhost.name).status == 200
+
+    records = journalled(sidecar, tmp_path)
+    rings = {file.stem: json.loads(file.read_bytes()) for file in (tmp_path / "rings").iterdir()}
+    first, later = (rings[record["ring"]] for record in (records[0], records[-1]))
+    assert len(rings) == 2
+    assert "queues" not in first
+    assert later["queues"] == dict(zip(generations.queues(1, 3), generations.queues(2, 3), strict=True))
+    assert later["destinations"] == first["destinations"]
+    for record in records:
+        expected[rings[record["ring"]].get("queues", {}).get(record["destination"], record["destination"])] += 1
+    names = [*generations.queues(1, 3), *generations.queues(2, 3)]
+    assert Counter({name: len(vhost.drain(name)) for name in names}) == expected
+    assert expected.total() == 24
 
 
 def test_a_full_folder_drops_the_newest_records_until_its_reader_makes_room(

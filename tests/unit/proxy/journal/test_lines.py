@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,17 @@ def test_a_ring_can_be_made_again(hash_value: HashedValue) -> None:
     assert again == weights
     assert told["fingerprint"] == fingerprint(again, told["exchange_type"], told["hashed"]) == known.fingerprint
     assert (told["v"], told["ring_format"]) == (1, 1)
+
+
+def test_a_ring_of_a_later_generation_tells_its_queues() -> None:
+    """Records name it by another fingerprint than the first generation of the same shards."""
+    weights = {Destination("queue", "orders.2"): 1, Destination("exchange", "orders.9"): 3}
+    first = KnownRing.of(Ring.build(weights), HashedValue(), "x-consistent-hash")
+    later, last = (replace(first, generation=number) for number in (2, 3))
+    told = json.loads(ring_json(later))
+    assert told["queues"] == {"orders.2": "orders.g2.2"}
+    assert "queues" not in json.loads(ring_json(first))
+    assert told["fingerprint"] == line(known=later)["ring"] == later.journalled
+    assert told["fingerprint"] == fingerprint(weights, "x-consistent-hash", "routing_key", told["queues"])
+    assert len({first.journalled, later.journalled, last.journalled}) == 3
+    assert first.journalled == first.fingerprint == later.fingerprint

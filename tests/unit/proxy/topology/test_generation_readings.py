@@ -133,7 +133,11 @@ async def test_the_same_shards_anew_are_a_change(fake: FakeManagement) -> None:
         made.router.on_change.append(lambda: changed.append(True))
         bind(fake, later(2, 0, 2), later(2, 1, 2))
         await read(made)
-        assert made.entry.known is ring
+        assert ring is not None
+        assert made.entry.known is not None
+        assert made.entry.known.ring is ring.ring
+        assert (ring.queues, made.entry.known.queues) == ({}, {queue(1, n): queue(2, n) for n in range(2)})
+        assert made.entry.known.fingerprint == ring.fingerprint == ring.journalled != made.entry.known.journalled
         assert made.entry.changes[-1].what == "generation 2 of 2 shards"
         assert set(made.entry.lanes.values()) == {lane(2, 0), lane(2, 1)}
         assert changed
@@ -356,6 +360,8 @@ async def test_a_ring_of_a_later_generation_is_restored(grown: FakeManagement, t
         await made.scheduler.look_up(X, 10)
         assert made.router.entries[X].restored
         assert made.weights() == weights(6)
+        assert made.entry.known is not None
+        assert made.entry.known.queues == {queue(1, n): queue(2, n) for n in range(6)}
         for fact in ("generation", "made_with", "others", "lanes", "groups"):
             assert getattr(made.entry, fact) == getattr(kept, fact), fact
         assert group(made) == sorted([*consumed(1, 4), "x.g2.4"])

@@ -1,13 +1,15 @@
 """Generations: which bindings belong to which, and which generation is the ring."""
 
+import itertools
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.shards.shard import Sharded
 from proxy.topology.bindings import UNREADABLE, Binding, Promise
-from proxy.topology.generations import Current, Generation, current, divided, generations
+from proxy.topology.generations import Current, Generation, current, divided, generations, queue_of, queues_behind
 from ring.destination import Destination
 
 
@@ -94,3 +96,13 @@ def test_the_order_of_bindings_makes_no_difference(bindings: list[Binding], rand
     assert numbers(found) == numbers(again)
     assert sorted(found.ring.bindings) == sorted(again.ring.bindings)
     assert sum(map(len, (each.bindings for each in (found.ring, *found.others)))) == len(bindings)
+
+
+def test_queues_have_the_names_that_the_topology_file_gives_them() -> None:
+    for name, number in itertools.product(("orders", "a.b", "é"), (1, 12)):
+        for generation in (1, 2, 12):
+            shard = Sharded("", name, groups=("audit",), generation=generation, made_with=3).shard(number)
+            assert shard.promise is not None
+            assert queue_of(shard.place, generation) == shard.queue == dict(shard.promise.groups)[name]
+    assert queues_behind(["orders.1", "orders"], 2) == {"orders.1": "orders.g2.1"}
+    assert queues_behind(["orders.1"], 1) == {}
