@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
         journal = _journal(records, ours, options, within)
         rows, unnamed = _seen(spark, options)
         since = journal.times[0] - _AROUND // timedelta(microseconds=1)
-        parts = kept(together(records, ours & within.holds(F.col("time")), rows, since))
+        parts = kept(together(_by_queue(records, journal.rings), ours & within.holds(F.col("time")), rows, since))
         queues = journal.queues | _queues_of_other_times(spark, parts, ours, options, within, journal)
         messages = judged(parts, late(chunks(parts)), queues, within, journal.until)
         out.remove_verdict()
@@ -185,8 +185,21 @@ def _queues_of_other_times(
 
 
 def _queues(rings: Iterable[RingSpec]) -> frozenset[str]:
-    """Return the names of the queues among the destinations of rings."""
-    return frozenset(d.name for ring in rings for d in ring.weights if d.kind == "queue")
+    """Return the names of the queues behind the destinations of rings."""
+    return frozenset(ring.queue_behind(d.name) for ring in rings for d in ring.weights if d.kind == "queue")
+
+
+def _by_queue(records: DataFrame, rings: Mapping[str, RingSpec]) -> DataFrame:
+    """Return records with the queue behind each destination in place of it, where the record's ring tells another name.
+
+    Where several groups get a copy each, it is the queue of the exchange's own group.
+    """
+    behind = [(ring, place, queue) for ring, spec in rings.items() for place, queue in spec.queues.items()]
+    if not behind:
+        return records
+    names = records.sparkSession.createDataFrame(behind, "ring string, destination string, behind string")
+    named = records.join(F.broadcast(names.withColumn("kind", F.lit("queue"))), ["ring", "kind", "destination"], "left")
+    return named.withColumn("destination", F.coalesce("behind", "destination")).drop("behind")
 
 
 def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:

@@ -26,7 +26,7 @@ def together(records: DataFrame, is_judged: Column, seen: DataFrame, since: int)
 
     A record has a row with those of its message, queue and fate:
 
-    - `message_id`; `queue`, its destination, null if it was left to RabbitMQ to route; `is_queue`, whether the
+    - `message_id`; `queue`, that of its destination, null if it was left to RabbitMQ to route; `is_queue`, whether the
       destination is a queue;
     - of the judged ones how many `records`, how many are `confirmed` (by a ring's queue or where they were passed), and
       how many have `arrived` or may have (those that are confirmed, `unknown` or `sent`);

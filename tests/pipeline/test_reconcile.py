@@ -6,6 +6,7 @@ import shutil
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,30 @@ def test_each_flaw_is_found_and_no_other(spark: SparkSession, tmp_path: Path) ->
     assert "or of a sidecar killed before its first file" in page
     assert ids[4] in page
     assert "stray" in page
+
+
+def test_messages_of_a_later_generation_belong_in_its_own_queues(spark: SparkSession, tmp_path: Path) -> None:
+    """An exchange that grew and shrank again has the places of its first generation, and other queues."""
+    again = replace(RING, queues={d.name: d.name.replace(".", ".g3.") for d in RING.weights})
+    assert again.fingerprint != RING.fingerprint
+    old, new = published(RING, KEYS), published(again, KEYS, first=61, start=START + HOUR // 2)
+    write_journal(tmp_path / "journal", [], [again])
+    seen = seen_of(old) + [(name, again.queues[queue], at) for name, queue, at in seen_of(new)]
+    assert reconcile(spark, tmp_path, [*old, *new], seen)[0] == 0
+    mine = {row.queue for row in spark.read.parquet(str(tmp_path / "out" / "summary")).collect() if row.messages}
+    assert mine == {*(d.name for d in RING.weights), *again.queues.values()}
+
+    name, queue, at = seen_of(old)[7]
+    seen[7] = (name, again.queues[queue], at)
+    other, queue, at = seen_of(new)[9]
+    assert name is not None
+    assert other is not None
+    seen[69] = (other, queue, at)
+    status, told, flawed = reconcile(spark, tmp_path, [*old, *new], seen)
+    assert status == 1
+    assert {name: flaws(row) for name, row in flawed.items()} == {name: {"wrong_queue"}, other: {"wrong_queue"}}
+    assert (flawed[other].queues, flawed[other].seen_queues) == ([again.queues[queue]], [queue])
+    assert (told["lost"], told["copies_elsewhere"]) == (0, 0)
 
 
 @pytest.mark.long
