@@ -12,7 +12,7 @@ from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
 from proxy.settings.tls import BrokerTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
-from proxy.topology.generations import current
+from proxy.topology.generations import current, queues_behind
 from proxy.topology.lanes import read_behind
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.reading import read_exchange_and_bindings
@@ -57,13 +57,15 @@ async def read_ring_of(api: Management, vhost: str, exchange: str) -> RingSpec:
         raise PipelineError(f"exchange {exchange!r} does not exist in virtual host {vhost!r}")
     if reading.exchange.type not in RING_TYPES:
         raise PipelineError(f"exchange {exchange!r} is of type {reading.exchange.type}, which makes no ring")
-    ring = current(reading.bindings).bindings
+    found = current(reading.bindings)
+    ring = found.bindings
     behind = await read_behind(api, vhost, ring)
     bindings = weigh(ring, reading.exchange.type, behind)
     if not bindings.weights:
         raise PipelineError(f"exchange {exchange!r} has no binding that makes a ring")
     lanes = {queue.name: lane for queue, lane in bindings.lanes.items()}
-    return RingSpec(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights), lanes)
+    queues = queues_behind((queue.name for queue in bindings.weights if queue.kind == "queue"), found.ring.number)
+    return RingSpec(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights), lanes, queues=queues)
 
 
 def management(settings: Settings) -> Management:

@@ -15,6 +15,7 @@ from pipeline.publish.routes import Routes
 from proxy.settings.parse import ConfigError
 from proxy.topology.bindings import TopologyError, grouped_by
 from proxy.topology.management import Management, ManagementError, UnansweredError
+from ring.destination import Destination
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +60,14 @@ def pinned_again(kept: RingSpec, now: RingSpec) -> RingSpec:
     """Return the ring for a batch that was begun with the ring `kept` before.
 
     The result is `kept`, so that all copies of a row are in one queue. It is `now` if a destination of `kept` is no
-    longer bound, so that maybe nobody consumes it, or if the exchange's type or hashed value has changed. The lanes are
-    those of `now` in any case.
+    longer bound, so that maybe nobody consumes it, or if the exchange's type or hashed value has changed. The lanes and
+    the queues behind them are those of `now` in any case.
     """
     same = (kept.exchange_type, kept.hashed) == (now.exchange_type, now.hashed)
-    return replace(kept, lanes=now.lanes) if same and kept.weights.keys() <= now.weights.keys() else now
+    if not same or not kept.weights.keys() <= now.weights.keys():
+        return now
+    queues = {place: queue for place, queue in now.queues.items() if Destination("queue", place) in kept.weights}
+    return replace(kept, lanes=now.lanes, queues=queues)
 
 
 def _given(text: str) -> RingSpec:
@@ -104,4 +108,4 @@ async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> N
 
 async def _look(options: Options, routes: Routes) -> None:
     async with Depths(options.settings) as depths:
-        await depths.of(routes.queues)
+        await depths.of(routes.behind)

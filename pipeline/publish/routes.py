@@ -25,6 +25,8 @@ class Routes:
     """The ring's table: the index of each slot's queue, as `index_at` reads it."""
     lanes: tuple[str, ...]
     """The lane that publishes to each queue go through, in the order of `queues`; empty for a queue that has none."""
+    behind: tuple[str, ...]
+    """The queue in which the rows for each of `queues` wait, whose name differs in a later generation of shards."""
 
     @classmethod
     def of(cls, exchange: str, spec: RingSpec) -> "Routes":
@@ -34,7 +36,8 @@ class Routes:
                 raise PipelineError(f"exchange {exchange!r}: {destination} is bound to it; rows go to queues only")
         queues = tuple(destination.name for destination in spec.ring.destinations)
         lanes = tuple(spec.lanes.get(queue, "") for queue in queues)
-        return cls(exchange, hashed_value(spec.hashed), spec.fingerprint, queues, spec.ring.owner_index, lanes)
+        behind = tuple(map(spec.queue_behind, queues))
+        return cls(exchange, hashed_value(spec.hashed), spec.fingerprint, queues, spec.ring.owner_index, lanes, behind)
 
     def index_of(self, value: bytes) -> int:
         """Return the index in `queues` of the queue that owns a hashed value."""

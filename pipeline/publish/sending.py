@@ -288,7 +288,7 @@ async def publish(batches: Iterator[Iterable[RowMessage]], options: Options, rou
     pace = Pace(rate, time.monotonic()) if rate else None
     connecting = asyncio.ensure_future(running)
     async with Depths(settings) as depths:
-        allowance = Allowance(depths, routes.queues, options.max_depth) if options.max_depth else None
+        allowance = Allowance(depths, routes.behind, options.max_depth) if options.max_depth else None
         sender = Sender(connection, routes, options.window, Patience(options.retry_timeout), pace, allowance)
         try:
             while not sender.over:

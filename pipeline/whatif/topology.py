@@ -31,7 +31,8 @@ def edited(present: RingSpec, add: Iterable[str], remove: Iterable[str], weight:
         if destination in weights:
             raise PipelineError(f"--add {text}: the present ring has it already")
         weights[destination] = value
-    return replace(present, weights=weights, fair={})
+    queues = {place: queue for place, queue in present.queues.items() if Destination("queue", place) in weights}
+    return replace(present, weights=weights, fair={}, queues=queues)
 
 
 def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:

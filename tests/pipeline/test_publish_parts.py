@@ -547,6 +547,40 @@ def test_lanes_that_are_none_are_named(lanes: object) -> None:
         parse_ring(text, "ring")
 
 
+@pytest.mark.parametrize(
+    ("queues", "why"),
+    [
+        ([], r"\[\] is not an object of places and the queues behind them"),
+        ({"q0": 7}, r"\{'q0': 7\} is not an object of places and the queues behind them"),
+        ({"q0": ""}, r"\{'q0': ''\} is not an object of places and the queues behind them"),
+        ({"q7": "q.g2.7"}, "'q7' is no queue of destinations: leave it out"),
+        ({"q0": "q.g2", "q1": "q.g2"}, "'q.g2' is behind several places: name one queue for each"),
+    ],
+)
+def test_queues_that_are_none_are_named(queues: object, why: str) -> None:
+    text = json.dumps(json.loads(to_json(F)) | {"queues": queues})
+    with pytest.raises(PipelineError, match=f"^ring: queues: {why}$"):
+        parse_ring(text, "ring")
+
+
+def test_a_ring_of_a_later_generation_is_read_as_it_is_written() -> None:
+    later = replace(F, queues={"q0": "q.g2.0"})
+    assert parse_ring(to_json(later), "ring") == later
+    assert (later.queue_behind("q0"), later.queue_behind("q1")) == ("q.g2.0", "q1")
+    assert later.fingerprint != F.fingerprint
+    text = json.dumps(json.loads(to_json(later)) | {"queues": {}})
+    with pytest.raises(PipelineError, match=r"^ring: fingerprint: "):
+        parse_ring(text, "ring")
+
+
+def test_rows_wait_in_the_queues_of_the_generation() -> None:
+    now = replace(G, queues={"q0": "q.g2.0", "q1": "q.g2.1"})
+    routes = Routes.of("e", pinned_again(F, now))
+    assert (routes.queues, routes.behind) == (("q0", "q1"), ("q.g2.0", "q.g2.1"))
+    wider = replace(ring_of({"q0": 1, "q1": 1, "q2": 1}), queues=now.queues | {"q2": "q.g2.2"})
+    assert pinned_again(F, wider).queues == now.queues
+
+
 def test_a_given_ring_leads_to_no_exchange_that_may_balance_a_group() -> None:
     ring = to_json(replace(F, lanes={"q0": "orders.group"}))
     why = "only sidecars publish to an exchange of that name, to balance the consumer group of 'orders'"

@@ -292,6 +292,8 @@ def test_a_modulus_ring_weighs_by_bindings_and_is_advised_no_weights() -> None:
 
 
 def test_edits() -> None:
+    later = replace(TEN, queues={f"orders.{n}": f"orders.g2.{n}" for n in range(10)})
+    assert edited(later, [], ["queue:orders.3"], []).queues.keys() == later.queues.keys() - {"orders.3"}
     known = edited(TEN, ["exchange:a=b=3"], ["queue:orders.0"], ["queue:orders.1=7"])
     expected = TEN.weights | {queue("orders.1"): 7, Destination("exchange", "a=b"): 3}
     del expected[queue("orders.0")]
