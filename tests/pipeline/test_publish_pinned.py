@@ -7,8 +7,9 @@ from pipeline import PipelineError
 from pipeline.data.rings import to_json
 from pipeline.publish.options import parse
 from pipeline.publish.pacing import Patience
-from pipeline.publish.pinned import pinned_in_time
+from pipeline.publish.pinned import pinned, pinned_in_time
 from pipeline.publish.source import RingProxy, Task
+from tests.integration import generations
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login
 from tests.integration.relay import management_front, relay
@@ -88,3 +89,13 @@ def test_what_waiting_does_not_help_ends_a_batch_at_once(
     assert "401" in told(management_url=by_nobody(options["management_url"]))
     vhost.delete_queue("q1")
     assert told(ring=ring) == f"queue 'q1' is missing in {vhost.name!r}"
+
+
+def test_the_queues_of_a_later_generation_are_looked_at(login: Login, vhost: VirtualHost) -> None:
+    """The ring has the names that the shards had in the first generation, whose queues are gone."""
+    vhost.exchange("orders")
+    generations.declare(vhost, 2, 2, x_queue_type="quorum")
+    for shard in range(2):
+        generations.bind(vhost, 2, shard, 2)
+    spec = pinned(parse(options_of(login, vhost, "orders")))
+    assert spec.queues == dict(zip(generations.queues(1, 2), generations.queues(2, 2), strict=True))
