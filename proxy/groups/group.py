@@ -33,7 +33,8 @@ from proxy.groups.timing import (
 )
 
 DECIDED_A_SECOND: Final = 5_000
-"""The most members and shards that one sidecar decides on each second, which take 3% of its time (measured)."""
+"""The most members and shards that one sidecar decides on each second. `decide` takes about 1% of its time then: 1.0 ms
+for 50 members and 400 shards."""
 
 TOLD_A_SECOND: Final = 200
 """The most members and links that one sidecar hears of each second without news, as far as `LONGEST_FULL` allows."""
