@@ -106,6 +106,12 @@ class Reader:
         for name, text in step.files.items():
             (self._folder / name).write_text(self._here(text))
 
+    def has(self, examples: str) -> None:
+        """Copy a folder of the repository, whose files then name this reader's ports."""
+        (self._folder / examples).mkdir(parents=True)
+        for path in (ROOT / examples).iterdir():
+            (self._folder / examples / path.name).write_text(self._here(path.read_text()))
+
     def port(self, named: int) -> int:
         """Return the port that stands for one that documents name."""
         return self._ports[named]

@@ -18,6 +18,7 @@ from tests.integration.reader import Reader, Step, steps, told
 
 pytestmark = private_only
 
+EXAMPLES = "examples/publish"
 QUEUES = "orders.1", "orders.2", "orders.3"
 INSTALLED_HERE = "sudo ", "venv/bin/pip ", "npm "
 """How commands begin in whose place the tests have the packages of constraints.txt and package-lock.json."""
@@ -43,6 +44,7 @@ def reader(node: Node, tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "node_modules").symlink_to(node_modules())
     at_work = Reader(tmp_path, node)
     try:
+        at_work.has(EXAMPLES)
         start, make, *_ = (step for step in steps("docs/tutorial.md") if not step.heading.startswith("1."))
         at_work.takes(start)
         at_work.takes(make)
@@ -68,7 +70,7 @@ def test_each_command_and_program_does_what_the_guide_says(reader: Reader, guide
 
 
 AMONG_TEN = {
-    "with_amqplib.mjs": (
+    "among_ten.mjs": (
         """
 import { Publisher } from './amqp_publisher.mjs';
 const publisher = new Publisher('amqp://orders-service:secret@127.0.0.1:5673/');
@@ -80,7 +82,7 @@ await publisher.close();
 """,
         "node",
     ),
-    "with_aio_pika.py": (
+    "among_ten.py": (
         """
 import asyncio
 from with_aio_pika import Publisher
@@ -100,19 +102,17 @@ asyncio.run(main())
         "venv/bin/python",
     ),
 }
-"""Programs that publish eleven messages at once, one of them where it may not, by the publishers of the guide."""
+"""Programs that publish eleven messages at once, one of them where it may not, by the publishers beside them."""
 
 
 @pytest.mark.parametrize("name", AMONG_TEN)
 def test_a_refused_message_among_ten_others_leaves_them_alone(reader: Reader, node: Node, name: str) -> None:
-    (make_user, *rest) = tried("publish-over-amqp")
+    (make_user, *_) = tried("publish-over-amqp")
     reader.takes(make_user)
-    (step,) = (step for step in rest if name in step.files)
     program, command = AMONG_TEN[name]
-    step.files["among_ten.mjs" if command == "node" else "among_ten.py"] = program
-    reader.saves(step)
+    reader.saves(Step("Among ten", "", {f"{EXAMPLES}/{name}": program}))
 
-    output = reader.does(f"{command} among_ten.*")
+    output = reader.does(f"{command} {EXAMPLES}/{name}")
 
     assert output.split() == [*["confirmed"] * 5, "invalid", *["confirmed"] * 5]
     landed = VirtualHost(BrokerApi(node.management_url), "/", []).drain_all().values()
@@ -123,7 +123,8 @@ def test_a_refused_message_among_ten_others_leaves_them_alone(reader: Reader, no
 @pytest.mark.long
 def test_each_program_publishes_in_the_end_whatever_happens_meanwhile(reader: Reader, node: Node) -> None:
     """The sidecar is away, the queues are full, and the sidecar is killed and started again; then all is well."""
-    programs = [step for guide in ("publish-over-http", "publish-over-amqp") for step in tried(guide) if step.files]
+    guided = (step for guide in ("publish-over-http", "publish-over-amqp") for step in tried(guide))
+    programs = [step for step in guided if step.files or EXAMPLES in step.commands]
     assert len(programs) == 6
     (make_user, *_) = tried("publish-over-amqp")
     reader.takes(make_user)
