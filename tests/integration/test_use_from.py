@@ -26,12 +26,12 @@ from tests.integration.conftest import USER, StartSidecar
 from tests.integration.documents import ROOT, Document, Shell, tried
 from tests.integration.groups import sharded
 from tests.integration.node_packages import node_modules
-from tests.integration.reader import BLOCK
 from tests.integration.sidecar import Sidecar
 
 PATH = "docs/how-to/use-from.md"
-FILES = {title: text for _, title, text in BLOCK.findall((ROOT / PATH).read_text()) if title}
+FILES = {path.name: path.read_text() for path in (ROOT / "examples/consume").iterdir()}
 SETTINGS = Document(PATH, "toml")
+SINK_SETTINGS = Document(PATH, 'properties title="application.properties"')
 WORKER = Document(PATH, "bash")
 POST = Document(PATH, "sh")
 
@@ -213,7 +213,7 @@ CLIENTS = {
 
 
 def test_every_program_and_command_is_tried_here() -> None:
-    assert set(FILES) == {client.title for client in CLIENTS.values()} | {"pay.py", "application.properties"}
+    assert set(FILES) == {client.title for client in CLIENTS.values()} | {"pay.py"}
     assert tried(SETTINGS, "SETTINGS", __file__)
     assert tried(WORKER, "WORKER", __file__)
     assert tried(POST, "POST", __file__)
@@ -521,7 +521,7 @@ def test_what_debezium_publishes_is_ordered_by_its_keys(
     orders: VirtualHost, api: BrokerApi, broker: Broker, sidecar: Sidecar, tmp_path: Path
 ) -> None:
     """Debezium cannot be installed here: a program with its client publishes as its sink does."""
-    properties = FILES["application.properties"]
+    (properties,) = SINK_SETTINGS["Debezium Server"]
     at = {"port=5673": f"port={sidecar.amqp_port}", "host=shop": f"host={orders.name}"}
     user, password = login_of(broker.amqp_url)
     at |= {"username=debezium": f"username={user}", "password=PASSWORD": f"password={password}"}
