@@ -49,7 +49,7 @@ def test_each_step_shows_what_the_tutorial_says(tmp_path: Path) -> None:
     install, *others = steps(PAGE)
     # The first tutorial's test runs these commands.
     assert install.commands == steps("docs/tutorial.md")[1].commands
-    with beginner(tmp_path) as reader:
+    with beginner(tmp_path, "examples/tutorial-groups") as reader:
         listed = [share for step in others if (share := shares(takes(reader, step)))]
 
     # Both times each customer was one worker's, and none was left out.

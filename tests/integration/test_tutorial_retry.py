@@ -10,6 +10,6 @@ pytestmark = private_only
 
 
 def test_each_step_shows_what_the_tutorial_says(tmp_path: Path) -> None:
-    with beginner(tmp_path) as reader:
+    with beginner(tmp_path, "examples/tutorial-retry") as reader:
         for step in steps("docs/tutorial-retry.md"):
             reader.takes(step)
