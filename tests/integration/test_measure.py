@@ -16,16 +16,14 @@ from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with
 from tests.integration.documents import ROOT, Document, Shell, tried, variables
 
 MEASURE = Document("docs/how-to/measure.md")
-PYTHON = Document("docs/how-to/measure.md", "python")
-LUA = Document("docs/how-to/measure.md", "lua")
+PROGRAMS = "examples/load"
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 ADMIN = "load-tester", "pw-load-tester"
 """With the tags and permissions that the page asks for, and no others."""
 
 
 def test_every_command_is_tried_here() -> None:
-    for document, name in ((MEASURE, "MEASURE"), (PYTHON, "PYTHON"), (LUA, "LUA")):
-        assert tried(document, name, __file__)
+    assert tried(MEASURE, "MEASURE", __file__)
 
 
 @pytest.fixture
@@ -61,9 +59,9 @@ def test_the_load(start_sidecar: StartSidecar, broker: Broker, login: Login, sho
     """Every publish of both programs is confirmed, over AMQP past the sidecar, too."""
     (scrape,) = MEASURE["Scrape the sidecar"]
     bound, over_amqp, over_http, clean = MEASURE["Load-test on your own broker"]
-    (program,), (keys,) = PYTHON["Load-test on your own broker"], LUA["Load-test on your own broker"]
-    (tmp_path / "load.py").write_text(program.replace("20_000", "2_000"))
-    (tmp_path / "keys.lua").write_text(keys)
+    (tmp_path / PROGRAMS).mkdir(parents=True)
+    for path in (ROOT / PROGRAMS).iterdir():
+        (tmp_path / PROGRAMS / path.name).write_text(path.read_text().replace("20_000", "2_000"))
     sidecar = start_sidecar()
     native = with_login(login.broker_url, USER, PASSWORD, "/shop")
     urls = {
