@@ -76,7 +76,6 @@ class Old(NamedTuple):
 class New(NamedTuple):
     """One shard of the generation that begins."""
 
-    place: str
     lane: str
     weight: int
     promise: Promise
@@ -117,7 +116,7 @@ class Change:
             free = tuple(
                 (group, queue)
                 for group, queue in shard.promise.groups
-                if group not in known and not any((group, place) in busy for place in self.sources[shard.place])
+                if group not in known and not any((group, place) in busy for place in self.sources[shard.promise.shard])
             )
             if free:
                 promise = shard.promise._replace(groups=free)
@@ -142,11 +141,12 @@ def change_of(exchange: Sharded, state: State) -> Change:
     """Return the change to the generation of `exchange`, by what is there. Raises ValueError for no shards."""
     old = tuple(_old(exchange, state))
     new = tuple(
-        New(shard.place, shard.lane, shard.weight, shard.promise)
+        New(shard.lane, shard.weight, shard.promise)
         for shard in exchange.shards((), 1)
         if shard.lane is not None and shard.promise is not None
     )
-    return Change(exchange, old, new, _sources({e.place: e.weight for e in old}, {e.place: e.weight for e in new}))
+    weights = {each.promise.shard: each.weight for each in new}
+    return Change(exchange, old, new, _sources({each.place: each.weight for each in old}, weights))
 
 
 def _old(exchange: Sharded, state: State) -> Iterator[Old]:

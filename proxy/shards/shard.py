@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from proxy.topology.bindings import CONSISTENT_HASH, Promise
+from proxy.topology.generations import prefix_of, queue_of
 
 QueueType = Literal["quorum", "classic", "stream"]
 Value = str | int | float | bool
@@ -91,18 +92,18 @@ class Sharded:
 
     def label(self, number: int) -> str:
         """Return the end of the names of a shard's queue and lane, such as `3`, or `g2.3` in the generation 2."""
-        return str(number) if self.generation == 1 else f"g{self.generation}.{number}"
+        return f"{prefix_of(self.generation)}{number}"
 
     def shard(self, number: int) -> Shard:
         """Return the shard with this number."""
         own, label = self.own.get(number, OwnTerms()), self.label(number)
         lane = self.lanes if own.lane is None else own.lane
-        queue = own.queue or f"{self.name}.{label}"
+        place = own.queue or f"{self.name}.{number}"
+        queue = queue_of(place, self.generation)
         copies = {f"{self.name}/{group}": f"{self.name}.{group}.{label}" for group in self.groups}
         promise = None
         if copies or self.generation > 1:
             groups = tuple(sorted({self.name: queue, **copies}.items()))
-            place = queue if self.generation == 1 else f"{self.name}.{number}"
             promise = Promise(place, groups, self.generation, self.made_with)
         return Shard(
             number,
@@ -128,8 +129,7 @@ class Sharded:
         for number, own in self.own.items():
             if own.lane == lane:
                 return number
-        prefix = "" if self.generation == 1 else f"g{self.generation}."
-        found = _number_after(f"{self.name}.lane.{prefix}", lane)
+        found = _number_after(f"{self.name}.lane.{prefix_of(self.generation)}", lane)
         return found if found is not None and self.shard(found).lane == lane else None
 
     def shards(self, existing: Iterable[int], nodes: int) -> tuple[Shard, ...]:

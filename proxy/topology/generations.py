@@ -102,11 +102,16 @@ def _divided(bindings: tuple[Binding, ...], found: tuple[Generation, ...], numbe
 
 
 def queue_of(place: str, generation: int) -> str:
-    """Return the queue of the exchange's own group that a later generation has for a shard: `orders.g2.3` for the place
-    `orders.3`. The topology file's reader names it (`Sharded.shard`), and its lane's binding only once it is open.
+    """Return the queue of the exchange's own group that a generation has for a shard: `orders.g2.3` for the place
+    `orders.3`. The binding of its lane names it only once it is open.
     """
     exchange, _, number = place.rpartition(".")
-    return f"{exchange}.g{generation}.{number}" if exchange and generation > 1 else place
+    return f"{exchange}.{prefix_of(generation)}{number}" if exchange else place
+
+
+def prefix_of(generation: int) -> str:
+    """Return the text before the number of a shard in the names of its queues, lane and fan: `g2.` in generation 2."""
+    return f"g{generation}." if generation > 1 else ""
 
 
 def queues_behind(places: Iterable[str], generation: int) -> dict[str, str]:

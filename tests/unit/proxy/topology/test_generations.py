@@ -103,6 +103,8 @@ def test_queues_have_the_names_that_the_topology_file_gives_them() -> None:
         for generation in (1, 2, 12):
             shard = Sharded("", name, groups=("audit",), generation=generation, made_with=3).shard(number)
             assert shard.promise is not None
-            assert queue_of(shard.place, generation) == shard.queue == dict(shard.promise.groups)[name]
+            queue = f"{name}.{number}" if generation == 1 else f"{name}.g{generation}.{number}"
+            assert shard.place == f"{name}.{number}"
+            assert queue_of(shard.place, generation) == shard.queue == dict(shard.promise.groups)[name] == queue
     assert queues_behind(["orders.1", "orders"], 2) == {"orders.1": "orders.g2.1"}
     assert queues_behind(["orders.1"], 1) == {}
