@@ -276,8 +276,8 @@ def _listener(
     """Return the AMQP listener, which does not listen yet."""
     kept = None
     if settings.kept_connections is not None:
-        identity, limits = readings.identity, (settings.kept_connections, settings.kept_connection_time)
-        kept = KeptConnections(brokers.dial, *limits, lambda: identity.named_at)
+        limits = settings.kept_connections, settings.kept_connection_time
+        kept = KeptConnections(brokers.dial, *limits, readings.identity)
     shared = Shared(
         tables,
         readings,

@@ -98,18 +98,21 @@ def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
 
 
 def may_keep(c: Connection) -> bool:
-    """Return whether another client could use the broker connection, if all channels on it were closed.
+    """Return whether the broker connection is wanted for another client, who could use it if its channels were closed.
 
-    These keep it from that: an exclusive queue or connection.blocked (both clear `Handshake.terms`, as other
-    credentials do), a content that has not come whole, confirms that the client has yet to get (a channel.close would
-    throw them away), frames that wait, and channels that are not the client's.
+    Where it is not wanted, the client does not wait for the broker to close its channels. These keep it from use: an
+    exclusive queue or connection.blocked (both clear `Handshake.terms`, as other credentials do), a content that is not
+    whole yet, confirms that the client has yet to get (a channel.close would throw them away), frames that wait, and
+    channels that are not the client's.
     """
+    if c.phase is not Phase.RUNNING or not _may_serve_on(c) or not c.handshake.wanted():
+        return False
     channels = c.channels.values()
     is_done = all(
         channel.expect == EXPECT_METHOD and not (channel.confirms.answered and channel.awaits(inside=False))
         for channel in channels
     )
-    return c.phase is Phase.RUNNING and is_done and not c.waiting.channels and _may_serve_on(c)
+    return is_done and not c.waiting.channels
 
 
 def _may_serve_on(c: Connection) -> bool:

@@ -142,7 +142,7 @@ class Handshake:
     __slots__ = (
         "allowed_mechanisms", "cancel_notify", "channel_max", "cluster", "cluster_told_at", "connection_name",
         "frame_max", "heartbeat", "hidden", "kept_back", "offered_channel_max", "offered_frame_max",
-        "spare", "step", "terms", "user", "version", "vhost",
+        "spare", "step", "terms", "user", "version", "vhost", "wanted",
     )  # fmt: skip
 
     def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
@@ -183,6 +183,8 @@ class Handshake:
 
         None if the broker connection is not to be kept for another client.
         """
+        self.wanted: Callable[[], bool] = bool
+        """Whether the broker connection would be kept if the client left now and another could use it."""
 
     def from_client(self, data: bytes, i: int, end: int) -> bytes:
         """Take the client's frame from `i` to `end` of `data`, at a step when it is the client's turn.

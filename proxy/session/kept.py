@@ -19,8 +19,12 @@ the broker's socket, and answers the handshake out of the frames that opened the
 If there is none, the stand-in dials a broker. It repeats to it what the client has said, and drops the answers that the
 client has got already. The broker then judges the login. A client thus gets a kept connection only with the login that
 a broker has accepted within `seconds`, and with the same virtual host, limits and heartbeat. The login is compared as a
-whole: mechanism, credentials, and the properties that the broker shows. A broker that answers otherwise than the client
-has heard already is another node with other limits, or another cluster: the client is told to connect again.
+whole: mechanism, credentials, and the properties that the broker shows. Nodes of one cluster and version count as one
+broker. A broker that answers otherwise than the client has heard already is another node with other limits, or another
+cluster: the client is told to connect again.
+
+A connection counts as its session's from the login on that it fits, and `most` counts the others. The oldest of them
+gives way to a newer one, but not while another is being closed: a broker that does not answer has no more of them.
 
 A kept connection sends nothing. It ends `seconds` after its login, however often it was used, and before the broker
 misses a heartbeat. It also ends once the broker says anything on it but heartbeats. Whatever outlives a channel keeps a
@@ -38,12 +42,12 @@ from proxy.session import time_limits
 from proxy.session.handshake import digest
 from proxy.session.reads import frames
 from proxy.session.sockets import PeerSocket
+from proxy.topology.cluster import ClusterIdentity
 from proxy.wire.arguments import Arguments, broker_in
 from proxy.wire.frames import (
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     CONNECTION_FORCED,
-    CONNECTION_START,
     CONNECTION_START_OK,
     HEARTBEAT,
     HEARTBEAT_FRAME,
@@ -122,9 +126,12 @@ class _Kept(asyncio.Protocol):
         return not self._rest
 
     def fits(self, opened: Sequence[bytes]) -> bool:
-        """Return whether the connection was opened so, as far as `opened` goes, and is good for another client."""
+        """Return whether the connection was opened so behind the broker's start, as far as `opened` goes.
+
+        It must be good for another client, too.
+        """
         is_good = self.is_sound and self.is_quiet and time.monotonic() < self.until
-        return is_good and self.terms[: len(opened)] == tuple(opened)
+        return is_good and self.terms[1 : len(opened)] == tuple(opened[1:])
 
     def within(self, seconds: float, do: Callable[[], None] | None) -> None:
         """Call a function after so many seconds, in place of the one before; None calls none."""
@@ -178,14 +185,14 @@ class KeptConnections:
         dial: Dial,
         most: int,
         seconds: float,
-        renamed_at: Callable[[], float],
+        identity: ClusterIdentity,
     ) -> None:
         """Keep `most` connections at once, each until `seconds` after its login.
 
-        `dial` connects to a broker, and raises OSError. `renamed_at` gives the monotonic time at which the cluster got
-        its name; connections from before are not used.
+        `dial` connects to a broker, and raises OSError. A connection whose broker told another name of its
+        cluster than `identity` has is not used.
         """
-        self._dial, self._most, self._seconds, self._renamed_at = dial, most, seconds, renamed_at
+        self._dial, self._most, self._seconds, self._identity = dial, most, seconds, identity
         self._idle: dict[_Kept, None] = {}
         """The connections that wait for a client, in the order in which they came."""
         self._leaving: set[_Kept] = set()
@@ -201,17 +208,20 @@ class KeptConnections:
     async def dial(self, make: Callable[[], PeerSocket]) -> PeerSocket:
         """Connect a session's socket: to a stand-in if a connection is kept, else to a broker. Raises OSError."""
         for kept in reversed(self._idle):
-            if self._is_young(kept.since):
+            if self._is_good(kept.since, kept.terms.start):
                 socket = make()
                 socket.connection_made(_StandIn(self, self._dial, socket, kept.terms.start))
                 return socket
         return await self._dial(make)
 
+    def wants(self, socket: PeerSocket, start: bytes) -> bool:
+        """Return whether `keep` would take a session's broker connection over, which `start` began."""
+        has_room = len(self._idle) + len(self._leaving) <= self._most
+        return has_room and not self._closed and self._is_good(socket.since, start)
+
     def keep(self, socket: PeerSocket, terms: Terms) -> bool:
         """Take a session's broker connection over, on which no channel is open; return False if it is not wanted."""
-        if self._closed or not self._is_young(socket.since):
-            return False
-        transport = socket.give_up()
+        transport = socket.give_up() if self.wants(socket, terms.start) else None
         if transport is None:
             return False
         if len(self._idle) >= self._most:
@@ -230,7 +240,8 @@ class KeptConnections:
     def take(self, opened: Sequence[bytes]) -> _Kept | None:
         """Return the connection that was kept last of those whose terms begin so; None if there is none."""
         for kept in reversed(self._idle):
-            if kept.fits(opened) and self._is_young(kept.since):
+            start = kept.terms.start
+            if kept.fits(opened) and self._is_good(kept.since, start) and self.is_one_broker(start, opened[0]):
                 del self._idle[kept]
                 kept.within(0, None)
                 return kept
@@ -245,8 +256,13 @@ class KeptConnections:
         else:
             self._add(kept)
 
-    def _is_young(self, since: float) -> bool:
-        return since >= self._renamed_at() and time.monotonic() < since + self._seconds
+    def is_one_broker(self, start: bytes, other: bytes) -> bool:
+        """Return whether a broker's connection.start is of the version and the cluster of another one, heard before."""
+        (cluster, version), (other_cluster, other_version) = _broker(start), _broker(other)
+        return version == other_version and self._identity.is_same(cluster, other_cluster)
+
+    def _is_good(self, since: float, start: bytes) -> bool:
+        return time.monotonic() < since + self._seconds and not self._identity.mismatch(_broker(start)[0])
 
     def _ended(self, kept: _Kept) -> None:
         self._idle.pop(kept, None)
@@ -348,7 +364,7 @@ class _StandIn(asyncio.Transport):
     async def _dial_broker(self) -> None:
         """Connect to a broker, which hears what the client has said so far."""
         try:
-            await self._dial(lambda: _CatchUp(self, self._turns))
+            await self._dial(lambda: _CatchUp(self, self._turns, self._pool.is_one_broker))
         except Exception as error:  # the client waits for an answer, or for this end
             client = self._socket.other
             why = str(error) or type(error).__name__
@@ -390,16 +406,21 @@ class _StandIn(asyncio.Transport):
         """Do nothing, as `pause_reading`."""
 
 
-def _broker(start: bytes) -> object:
-    """Return the cluster's name and the broker's version from a frame; None if it is no connection.start."""
-    return broker_in(Arguments(start, 0, len(start))) if method_of(start, 0) == CONNECTION_START else None
+def _broker(start: bytes) -> tuple[str | None, tuple[int, int]]:
+    """Return the cluster's name and the broker's version from connection.start."""
+    return broker_in(Arguments(start, 0, len(start)))
 
 
 class _CatchUp(asyncio.Protocol):
     """A new connection to a broker, which is told what a client has said to a stand-in."""
 
-    def __init__(self, stand_in: _StandIn, turns: list[tuple[bytes, list[bytes]]]) -> None:
-        self._stand_in, self._turns = stand_in, turns
+    def __init__(
+        self,
+        stand_in: _StandIn,
+        turns: list[tuple[bytes, list[bytes]]],
+        is_one_broker: Callable[[bytes, bytes], bool],
+    ) -> None:
+        self._stand_in, self._turns, self._is_one_broker = stand_in, turns, is_one_broker
         self._transport: asyncio.Transport | None = None
         self._since = 0.0
         self._rest = b""
@@ -429,8 +450,8 @@ class _CatchUp(asyncio.Protocol):
             if kind == HEARTBEAT:
                 continue
             said, answers = self._turns[self._told]
-            is_same = frame == said if self._told else _broker(frame) == _broker(said)
-            if method_of(frame, 0) != method_of(said, 0) or not is_same:
+            is_same = method_of(frame, 0) == method_of(said, 0)
+            if not is_same or not (frame == said if self._told else self._is_one_broker(frame, said)):
                 # The broker refuses the login, or is another one than the client has heard of.
                 refused = self._rest[i:] if method_of(frame, 0) == CONNECTION_CLOSE else _DIFFERS
                 self._stand_in.replace(transport, self._since, refused)

@@ -68,12 +68,18 @@ class Session:
             c.interceptor, c.handshake.kept_back = self._attendant.interceptor, self._attendant.kept_back
         if shared.kept is not None:
             self.connection.handshake.terms = []
+            self.connection.handshake.wanted = self._is_wanted
         self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
 
     @property
     def unsettled(self) -> int:
         """How many publishes the broker has yet to answer."""
         return sum(channel.confirms.unsettled for channel in self.connection.channels.values())
+
+    def _is_wanted(self) -> bool:
+        """Return whether the broker connection would be kept for another client."""
+        kept, terms = self._shared.kept, self.connection.handshake.terms
+        return kept is not None and terms is not None and kept.wants(self.broker, terms[0])
 
     # Input from the sockets
 

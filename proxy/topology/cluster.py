@@ -178,6 +178,13 @@ class ClusterIdentity:
                 log.info("the management API answers")
             self.unreachable = ""
 
+    def is_same(self, broker: str | None, other: str | None) -> bool:
+        """Return whether a broker that reports the name `broker` now is of the cluster for which one reported `other`.
+
+        The other one may have been a node that is gone meanwhile, while no operator has set a name.
+        """
+        return broker == other or (broker in self._own and (other in self._own or other in self._former))
+
     def mismatch(self, broker: str | None, told_at: float = float("inf")) -> str:
         """Return why a broker that reports this name for its cluster is not of the API's cluster; empty if it is.
 

@@ -11,6 +11,7 @@ from testbed.broker import installation
 from testbed.node import PLUGINS, Node, start_epmd
 from testbed.supervisor import Supervisor
 from tests.integration.broker_api import BrokerApi, VirtualHost
+from tests.integration.wire_client import port_of
 
 BROKER = os.environ.get("BROKER", "")
 
@@ -40,6 +41,15 @@ def own_node(
         (node.folder / "advanced.config").write_text(advanced)
         node.start()
         yield node, node.control
+
+
+def urls(*nodes: Node) -> dict[str, str]:
+    """Return the settings of a sidecar that connects to any of a cluster's nodes that it can reach."""
+    return {
+        "broker_url": nodes[0].amqp_url,
+        "broker_addresses": ",".join(f"127.0.0.1:{port_of(node.amqp_url)}" for node in nodes),
+        "management_url": ",".join(node.management_url for node in nodes),
+    }
 
 
 def home_of(node: Node, queues: Iterable[str]) -> VirtualHost:

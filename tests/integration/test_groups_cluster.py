@@ -10,7 +10,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from urllib.parse import urlsplit
 
 import aio_pika
 import pytest
@@ -26,7 +25,7 @@ from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.consuming import Consumer, behaviour, consumers, runs
 from tests.integration.group_nodes import until
-from tests.integration.own_node import BROKER, private_only
+from tests.integration.own_node import BROKER, private_only, urls
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
@@ -48,15 +47,6 @@ def nodes() -> Iterator[list[Node]]:
             home.queue(shard, **arguments, x_consumer_disconnected_timeout=DISCONNECTED_MILLISECONDS)
             home.bind("orders", shard)
         yield nodes
-
-
-def urls(*nodes: Node) -> dict[str, str]:
-    """Return the settings of a sidecar that connects to the first of these nodes that it can reach."""
-    return {
-        "broker_url": nodes[0].amqp_url,
-        "broker_addresses": ",".join(f"127.0.0.1:{urlsplit(node.amqp_url).port}" for node in nodes),
-        "management_url": ",".join(node.management_url for node in nodes),
-    }
 
 
 class Run:

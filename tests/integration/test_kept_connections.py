@@ -1,9 +1,10 @@
 """A broker connection stays open behind a client that has left, and serves the next one with the same login only."""
 
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,13 @@ from pamqp import base
 from pamqp.commands import Basic, Channel, Connection, Queue, Tx
 from pamqp.common import FieldTable
 
-from testbed.broker import Broker
+from testbed.broker import Broker, installation
+from testbed.cluster import private_cluster
 from testbed.node import Node
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.groups import sharded
-from tests.integration.own_node import Control, own_node, private_only
+from tests.integration.own_node import BROKER, Control, own_node, private_only, urls
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import (
@@ -508,3 +510,101 @@ def test_a_broker_that_restarts_ends_what_was_kept(node: tuple[Node, Control], o
     wait_until("its end", lambda: own.kept == 0)
     node[0].start()
     own.leave_one()
+
+
+# A cluster of these tests' own
+
+
+class Cluster:
+    """Three nodes, and a sidecar of them that keeps three connections."""
+
+    def __init__(self, nodes: list[Node], start_sidecar: StartSidecar) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self._home(nodes[0]).exchange("orders")
+        for node, queue in zip(nodes, QUEUES, strict=True):
+            self._home(node).queue(queue, x_queue_type="quorum")
+            self._home(node).bind("orders", queue)
+        sidecar = start_sidecar(**urls(*nodes), kept_connections="3", sync_interval="2")
+        sidecar.wait_ready()
+        self.keeper = Keeper(sidecar, self._home(nodes[0]), Client("guest", "guest"))
+        self._numbers = itertools.count()
+        self.keys: list[str] = []
+
+    @staticmethod
+    def _home(node: Node) -> VirtualHost:
+        return VirtualHost(BrokerApi(node.management_url), "/", [])
+
+    def publish(self, peer: Wire) -> None:
+        """Have a client publish a message to an open channel, and get its confirm."""
+        self.keys.append(f"key {next(self._numbers)}")
+        peer.publish(1, "orders", self.keys[-1])
+        peer.confirm(1)
+
+    def three_clients(self) -> None:
+        """Have three clients at once, each of which publishes a message."""
+        with ExitStack() as stack:
+            for peer in [stack.enter_context(self.keeper.session()) for _ in range(3)]:
+                peer.channel()
+                self.publish(peer)
+
+    def connected(self, count: int, without: str = "") -> list[str]:
+        """Return the nodes that clients' connections are to, once there are so many; ask a node of another name."""
+        asked = next(node for name, node in self.nodes.items() if name != without)
+
+        def found() -> list[str]:
+            told = self._home(asked).api.ask("GET", "connections")
+            return [one["node"] for one in told if one.get("client_properties", {}).get("product") == "wire"]
+
+        return wait_until(f"{count} connections", lambda: len(found()) == count and found())
+
+    def landed(self) -> list[str]:
+        """Return the keys of all messages in the queues, sorted."""
+        found = self._home(next(iter(self.nodes.values()))).drain_all()
+        return sorted(m.headers["x-ring-routing-key"] for got in found.values() for m in got)
+
+
+@pytest.fixture
+def cluster(start_sidecar: StartSidecar) -> Iterator[Cluster]:
+    with private_cluster(installation(BROKER), 3) as nodes:
+        yield Cluster(nodes, start_sidecar)
+
+
+@private_only
+@pytest.mark.long
+def test_a_node_that_stops_ends_its_kept_connection_alone(cluster: Cluster) -> None:
+    keeper = cluster.keeper
+    cluster.three_clients()
+    assert (keeper.kept, keeper.reused) == (3, 0)
+    stopped, *others = cluster.connected(3)
+    left = [name for name in others if name != stopped]
+    assert left
+    cluster.nodes[stopped].stop()
+    wait_until("its end", lambda: keeper.kept == len(left))
+    cluster.three_clients()
+    assert (keeper.kept, keeper.reused) == (3, len(left))
+    assert stopped not in cluster.connected(3, without=stopped)
+    cluster.nodes[stopped].start()
+    assert cluster.landed() == sorted(cluster.keys)
+
+
+@private_only
+@pytest.mark.long
+@pytest.mark.parametrize("end", [Node.stop, Node.kill], ids=["stopped", "killed"])
+def test_a_node_that_ends_during_the_handshake_is_replaced_by_another(
+    cluster: Cluster, end: Callable[[Node], None]
+) -> None:
+    keeper = cluster.keeper
+    keeper.leave_one()
+    [name] = cluster.connected(1)
+    with wire(keeper.sidecar.amqp_port) as peer:
+        peer.handshake("guest", "guest")
+        end(cluster.nodes[name])
+        assert keeper.kept == 0  # the sidecar, which answers this, has heard of the end
+        peer.open("/")
+        peer.channel()
+        cluster.publish(peer)
+        assert name not in cluster.connected(1, without=name)
+        peer.goodbye()
+    assert keeper.reused == 0
+    cluster.nodes[name].start()
+    assert cluster.landed() == sorted(cluster.keys)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar
+from unittest.mock import Mock
 
 import pytest
 from pamqp.commands import Connection
@@ -11,6 +12,7 @@ from proxy.session import kept, time_limits
 from proxy.session.handshake import digest
 from proxy.session.kept import KeptConnections, Terms
 from proxy.session.sockets import PeerSocket
+from proxy.topology.cluster import ClusterIdentity
 from proxy.wire.frames import CONNECTION_CLOSE, HEARTBEAT_FRAME, PROTOCOL_HEADER, method_of
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.session.wire import made
@@ -24,6 +26,11 @@ TUNE_OK = made(0, Connection.TuneOk(2047, 131072, 0))
 OPEN, OPEN_OK = made(0, Connection.Open("/")), made(0, Connection.OpenOk())
 CLOSE, CLOSE_OK = made(0, Connection.Close(320, "", 0, 0)), made(0, Connection.CloseOk())
 TERMS = Terms(START, digest(LOGIN), TUNE, TUNE_OK, OPEN, OPEN_OK)
+
+
+def start_of(cluster: str) -> bytes:
+    """Return the connection.start of a broker whose cluster has this name."""
+    return made(0, Connection.Start(0, 9, {"cluster_name": cluster}, "PLAIN", "en_US"))
 
 
 class Line(asyncio.Transport):
@@ -96,10 +103,10 @@ class Case:
     """Kept connections, and the brokers that are dialled; none takes a connection while there is a `fault`."""
 
     def __init__(self, most: int = 2, seconds: float = 60.0) -> None:
-        self.renamed_at = 0.0
+        self.identity = ClusterIdentity(Mock())
         self.fault: Exception | None = None
         self.dialled: list[Line] = []
-        self.pool = KeptConnections(self._dial, most, seconds, lambda: self.renamed_at)
+        self.pool = KeptConnections(self._dial, most, seconds, self.identity)
 
     async def _dial(self, make: Callable[[], P]) -> P:
         if self.fault is not None:
@@ -217,12 +224,26 @@ async def test_the_oldest_connection_gives_way() -> None:
     assert len(case.pool) == 1
 
 
+async def test_connections_that_are_being_closed_count_until_the_broker_has_answered() -> None:
+    case = Case(most=1)
+    lines = [await case.keep() for _ in range(2)]
+    client = Client()
+    Line(client.socket)
+    assert not case.pool.keep(client.socket, TERMS)
+    assert client.socket.is_open
+    lines[0].protocol.data_received(CLOSE_OK)
+    await eventually(lambda: case.pool.keep(client.socket, TERMS))
+    assert lines[1].sent
+
+
 async def test_a_connection_from_before_the_cluster_got_its_name_serves_nobody() -> None:
     case = Case()
-    await case.keep()
-    client = await case.client()
-    case.renamed_at = float("inf")
-    await client.says(LOGIN)
+    named = Client()
+    assert await case.keep(TERMS._replace(start=start_of("before")))
+    await case.pool.dial(lambda: named.socket)
+    await named.says(PROTOCOL_HEADER, start_of("before"))
+    case.identity.assume("after", frozenset({"after"}), frozenset())
+    named.socket.write([LOGIN])
     await eventually(lambda: len(case.dialled) == 1)
     # The next one hears of the broker that there is now.
     await case.pool.dial(lambda: Client().socket)
@@ -237,9 +258,31 @@ async def test_a_client_that_has_heard_of_another_cluster_is_to_connect_again() 
     await eventually(lambda: len(case.dialled) == 1)
     (broker,) = case.dialled
     assert broker.taken() == PROTOCOL_HEADER
-    broker.protocol.data_received(made(0, Connection.Start(0, 9, {"cluster_name": "b"}, "PLAIN", "en_US")))
+    broker.protocol.data_received(start_of("b"))
     assert broker.taken() == b""
     assert method_of(client.got, 0) == CONNECTION_CLOSE
+
+
+async def test_nodes_of_an_unnamed_cluster_serve_for_each_other() -> None:
+    """Each of them reports a cluster of its own name."""
+    case, starts = Case(), list(map(start_of, "ab"))
+    case.identity.assume("a", frozenset({"a", "b"}), frozenset())
+    lines = [
+        await case.keep(TERMS._replace(start=start, login=digest(login)))
+        for start, login in zip(starts, (LOGIN, OTHER), strict=True)
+    ]
+    client = Client()
+    await case.pool.dial(lambda: client.socket)
+    await client.says(PROTOCOL_HEADER, starts[1])
+    await client.says(LOGIN, TUNE)
+    assert len(case.pool) == 1
+    elsewhere = made(0, Connection.Open("elsewhere"))
+    await client.says(TUNE_OK + elsewhere)
+    await eventually(lambda: len(case.dialled) == 1)
+    [broker] = case.dialled
+    broker.protocol.data_received(starts[0] + TUNE + OPEN_OK)
+    assert (broker.taken(), client.got) == (PROTOCOL_HEADER + LOGIN + TUNE_OK + elsewhere, OPEN_OK)
+    assert not any(line.sent for line in lines)
 
 
 async def test_clients_of_two_virtual_hosts_in_turn_each_get_their_connection() -> None:

@@ -31,6 +31,7 @@ from proxy.session.shared import Shared
 from proxy.session.sockets import BUFFER, PeerSocket
 from proxy.session.state import ChannelState
 from proxy.settings.config import Settings
+from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.declarations import Declaration
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.readings import Readings
@@ -163,7 +164,7 @@ class Ends:
         )
         shared.attend = Attendants(groups, Settings(), Mock()) if groups is not None else None
         if keeps:
-            shared.kept = KeptConnections(Mock(), 1, 60.0, lambda: 0.0)
+            shared.kept = KeptConnections(Mock(), 1, 60.0, ClusterIdentity(Mock()))
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)
@@ -1094,6 +1095,13 @@ async def test_a_client_that_leaves_before_its_confirms_gets_them_and_its_connec
     kept = keeping.shared.kept
     assert kept is not None
     assert len(kept) == 0
+
+
+async def test_a_client_whose_connection_nobody_wants_waits_for_no_channel(keeping: Ends) -> None:
+    assert keeping.shared.kept is not None
+    await keeping.shared.kept.drain()
+    assert keeping.of_client(LEAVE) == LEAVE
+    assert keeping.of_broker(made(0, commands.Connection.CloseOk())) == made(0, commands.Connection.CloseOk())
 
 
 def closes(channel: int) -> bytes:

@@ -121,6 +121,9 @@ async def test_a_renamed_cluster_is_the_same_for_connections_of_before(
             assert identity.mismatch(name, told) == ""
             assert await identity.confirmed(name, told, 10) == "orders"
         assert identity.mismatch("other", told)
+        assert identity.is_same("orders", "rabbit@one")
+        assert not identity.is_same("rabbit@one", "orders")
+        assert not identity.is_same("orders", "other")
         # Renamed twice, and back.
         cluster.is_now("goods", "rabbit@two")
         await identity.ask()
