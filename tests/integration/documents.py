@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import proxy
 from testbed.broker import Broker
 from testbed.node import Node
-from tests.integration.broker_api import DEADLINE_SECONDS
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
 from tests.integration.conftest import PASSWORD, USER
 from tests.integration.sidecar import COMMAND, Sidecar
 
@@ -45,6 +47,25 @@ class Document:
 def tried(document: Document, name: str, test: str) -> bool:
     """Return whether a test's source takes the blocks of every section of the document."""
     return set(document) == set(re.findall(rf'\b{name}\["(.+?)"\]', Path(test).read_text()))
+
+
+@contextmanager
+def shop_of(api: BrokerApi, grants: Iterable[str], *own: str) -> Iterator[VirtualHost]:
+    """Yield the virtual host `shop`, and the users of a guide's lines with `rabbitmqctl`, with the rights that they
+    grant and no others. `own` are the rights of the tests' user.
+    """
+    lines = [shlex.split(line) for line in grants]
+    made = VirtualHost(api, "shop", [])
+    made.permit(USER, *own)
+    for *command, user, configure, write, read in lines:
+        assert command == ["rabbitmqctl", "set_permissions", "-p", "shop"]
+        tag = "monitoring" if user == "topology" else ""
+        api.ask("PUT", "users", user, body={"password": "PASSWORD", "tags": tag})
+        made.permit(user, configure, write, read)
+    yield made
+    made.delete()
+    for *_, user, _, _, _ in lines:
+        api.ask("DELETE", "users", user)
 
 
 class Shell:

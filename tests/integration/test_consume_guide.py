@@ -20,7 +20,7 @@ from pika.spec import Basic
 from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, StartSidecar, with_login
-from tests.integration.documents import Document, Shell, tried
+from tests.integration.documents import Document, Shell, shop_of, tried
 from tests.integration.sidecar import Sidecar
 
 GUIDE = Document("docs/how-to/consume-with-a-group.md")
@@ -72,17 +72,8 @@ def shop(api: BrokerApi) -> Iterator[VirtualHost]:
     (grant,) = GUIDE["Turn it on"]
     (redriver, _) = GUIDE["Publish dead letters again"]
     (operator, _) = GUIDE["Pause a shard or a group"]
-    lines = [shlex.split(line) for line in (*grant.splitlines(), redriver, operator)]
-    made = VirtualHost(api, "shop", [])
-    made.permit(USER)
-    for *command, user, configure, write, read in lines:
-        assert command == ["rabbitmqctl", "set_permissions", "-p", "shop"]
-        api.ask("PUT", "users", user, body={"password": "PASSWORD", "tags": ""})
-        made.permit(user, configure, write, read)
-    yield made
-    made.delete()
-    for *_, user, _, _, _ in lines:
-        api.ask("DELETE", "users", user)
+    with shop_of(api, [*grant.splitlines(), redriver, operator]) as made:
+        yield made
 
 
 SetUp = Callable[..., Sidecar]

@@ -3,14 +3,14 @@
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from testbed.broker import Broker
+from tests.integration import test_topology_guides
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
-from tests.integration.conftest import USER, StartSidecar, with_login
-from tests.integration.documents import Document, tried
+from tests.integration.conftest import StartSidecar, with_login
+from tests.integration.documents import Document, shop_of, tried
 from tests.integration.ordered_load import OrderedLoad
 from tests.integration.test_topology_guides import SHARDS, Reader
 from tests.integration.test_topology_ordered import WAITS, stopped_after
@@ -33,18 +33,11 @@ def test_every_block_is_tried_here() -> None:
 def shop(api: BrokerApi) -> Iterator[VirtualHost]:
     """The guide's virtual host and users, with the rights that it grants and no others."""
     (grants,) = GUIDE["Before you begin"]
-    lines = [shlex.split(line) for line in grants.splitlines()]
-    made = VirtualHost(api, "shop", [])
-    made.permit(USER, ".*", ".*", ".*")
-    for *command, user, configure, write, read in lines:
-        assert command == ["rabbitmqctl", "set_permissions", "-p", "shop"]
-        tag = "monitoring" if user == "topology" else ""
-        api.ask("PUT", "users", user, body={"password": "PASSWORD", "tags": tag})
-        made.permit(user, configure, write, read)
-    yield made
-    made.delete()
-    for *_, user, _, _, _ in lines:
-        api.ask("DELETE", "users", user)
+    with shop_of(api, grants.splitlines(), ".*", ".*", ".*") as made:
+        yield made
+
+
+reader = test_topology_guides.reader
 
 
 def shown(block: str, told: str) -> bool:
@@ -58,13 +51,11 @@ def test_an_exchange_grows_in_order(
     broker: Broker,
     shop: VirtualHost,
     start_sidecar: StartSidecar,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    reader: Reader,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in WAITS:
         monkeypatch.setattr(name, between_looks(broker))
-    reader = Reader(broker, tmp_path)
     (six,), (ordered,), (block,) = FILES["Grow"], GUIDE["Grow"], SHOWN["Grow"]
     status, abort = GUIDE["If it waits, or was killed"]
     four = six.replace("shards = 6", "shards = 4")
@@ -82,26 +73,23 @@ def test_an_exchange_grows_in_order(
     def url(user: str) -> str:
         return with_login(f"amqp://127.0.0.1:{sidecar.amqp_port}", user, "PASSWORD", "/shop")
 
-    def here(command: str, more: str = "", ends: int = 0) -> str:
-        return reader.here(command, more, capsys, monkeypatch, ends)
-
     with OrderedLoad([url("web")], [url("billing")], keys=40, rate=50, groups=("orders",)) as load:
         reader.file.write_text(six)
-        assert shown(block, here(ordered, flags))
-        assert "generation 2 with 6 shards, and no change is under way" in here(status)
+        assert shown(block, reader.here(ordered, more=flags))
+        assert "generation 2 with 6 shards, and no change is under way" in reader.here(status)
 
         reader.file.write_text(four)
         with stopped_after(14):
-            here(ordered, flags, 2)
-        assert "made: 2 of 4 lanes are bound; it can be taken back with --abort" in here(status, ends=1)
+            reader.here(ordered, 2, flags)
+        assert "made: 2 of 4 lanes are bound; it can be taken back with --abort" in reader.here(status, 1)
         # RabbitMQ counts the messages of a new queue some seconds later.
-        wait_until("it is taken back", lambda: reader.run(abort, capsys, monkeypatch) == 0)
-        assert "no change is under way" in here(status)
+        wait_until("it is taken back", lambda: reader.run(abort) == 0)
+        assert "no change is under way" in reader.here(status)
 
         _, *arguments = shlex.split(f"{ordered} {flags}".replace("topology.toml", shlex.quote(str(reader.file))))
         assert killed([*arguments, *login], 19) == 19
-        assert "changes to generation 3 with 4 shards" in here(status, ends=1)
-        told = here(ordered, flags)
+        assert "changes to generation 3 with 4 shards" in reader.here(status, 1)
+        told = reader.here(ordered, more=flags)
         assert f"{CLOSING} 2" in told
         assert told.endswith("orders: generation 3 with 4 shards is all there is\n")
     assert not load.overtaken

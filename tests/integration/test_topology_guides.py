@@ -17,8 +17,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from proxy.cli import main
 from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
-from tests.integration.conftest import USER, StartSidecar
-from tests.integration.documents import Document, Shell, tried
+from tests.integration.conftest import StartSidecar
+from tests.integration.documents import Document, Shell, shop_of, tried
 from tests.integration.topology import between_looks, fleet_flags
 
 SHARDS = Document("docs/how-to/shards.md")
@@ -36,51 +36,48 @@ def test_every_command_is_tried_here() -> None:
 
 @pytest.fixture
 def shop(api: BrokerApi) -> Iterator[VirtualHost]:
-    api.ask("PUT", "users", "topology", body={"password": "PASSWORD", "tags": "monitoring"})
-    made = VirtualHost(api, "shop", [])
-    made.permit("topology", ".*", ".*", ".*")
-    made.permit(USER)
-    yield made
-    made.delete()
-    api.ask("DELETE", "users", "topology")
+    with shop_of(api, ["rabbitmqctl set_permissions -p shop topology .* .* .*"]) as made:
+        yield made
 
 
 class Reader:
     """Runs the guide's commands on a file of its own."""
 
-    def __init__(self, broker: Broker, folder: Path) -> None:
+    def __init__(
+        self, broker: Broker, folder: Path, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
+    ) -> None:
         # The user is made by `shop`; `test_topology_apply.py` runs the rabbitmqctl lines' rights.
         _, settings = SHARDS["Before you begin"]
         for usual, url in (("5672", broker.amqp_url), ("15672", broker.management_url)):
             parts = urlsplit(url)
             settings = settings.replace(f"localhost:{usual}", f"{parts.hostname}:{parts.port}")
         self._settings, self.file = settings, folder / "topology.toml"
-        self._shell = Shell({})
+        self._shell, self._capsys, self._patch = Shell({}), capsys, patch
 
     def __call__(self, commands: str, status: int = 0, more: str = "") -> str:
         said = commands.strip().replace("topology.toml", str(self.file)) + more
         return self._shell(f"{self._settings}{said}", status, seconds=2 * DEADLINE_SECONDS)
 
-    def here(
-        self,
-        command: str,
-        more: str,
-        capsys: pytest.CaptureFixture[str],
-        patch: pytest.MonkeyPatch,
-        status: int = 0,
-    ) -> str:
+    def here(self, command: str, status: int = 0, more: str = "") -> str:
         """Run one command in this process, where a test can set what it waits for, and which needs no time to start."""
-        assert self.run(f"{command} {more}", capsys, patch) == status
-        return capsys.readouterr().out
+        assert self.run(f"{command} {more}") == status
+        return self._capsys.readouterr().out
 
-    def run(self, command: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> int:
+    def run(self, command: str) -> int:
         """Run one command in this process, and return its exit status."""
         for name, value in re.findall(r"^export (\w+)=(\S+)$", self._settings, flags=re.M):
-            patch.setenv(name, value)
+            self._patch.setenv(name, value)
         program, *arguments = shlex.split(command.replace("topology.toml", shlex.quote(str(self.file))))
         assert program == "ring-proxy"
-        capsys.readouterr()
+        self._capsys.readouterr()
         return main(arguments)
+
+
+@pytest.fixture
+def reader(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Reader:
+    return Reader(broker, tmp_path, capsys, monkeypatch)
 
 
 def test_the_guide_from_the_first_shard_to_check(
@@ -88,11 +85,9 @@ def test_the_guide_from_the_first_shard_to_check(
     broker: Broker,
     shop: VirtualHost,
     start_sidecar: StartSidecar,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    reader: Reader,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reader = Reader(broker, tmp_path)
     (least,) = FILES["Make the shards"]
     plan, apply = SHARDS["Make the shards"]
     (check,) = SHARDS["Check it in CI"]
@@ -101,59 +96,51 @@ def test_the_guide_from_the_first_shard_to_check(
     assert "17 steps done" in reader(apply)
     assert reader(check) == "nothing to do\n"
 
-    def again(command: str, status: int = 0) -> str:
-        return reader.here(command, "", capsys, monkeypatch, status)
-
     # An exchange that has no lanes yet.
     reader.file.write_text(f"{least}lanes = false\n")
-    again(apply)
+    reader.here(apply)
     (export,) = SHARDS["Put lanes under an exchange that you have"]
     reader(export)
     assert "lanes = false" in reader.file.read_text()
     reader.file.write_text(reader.file.read_text().replace("lanes = false\n", ""))
-    told = again(plan, status=1)
+    told = reader.here(plan, status=1)
     assert "  no key moves\n" in told
     before, _, afterwards = told.partition("set these once it is applied and sidecars have noticed:")
     assert r"amq\.default" in before.partition("set these before you apply the file:")[2]
     assert "WRITER" in afterwards
     assert r"amq\.default" not in afterwards
-    again(apply)
+    reader.here(apply)
 
     (grown,) = SHARDS["Add a shard"]
     five = least.replace("shards = 4", "shards = 5")
     reader.file.write_text(five)
-    assert "20.0651% of the keys move (210,398 of 1,048,576 slots):" in again(grown, status=1)
-    again(apply)
+    assert "20.0651% of the keys move (210,398 of 1,048,576 slots):" in reader.here(grown, status=1)
+    reader.here(apply)
 
     (weight,) = FILES["Change a weight"]
     reader.file.write_text(f"{five}\n{weight}")
-    assert "unbind orders from exchange orders.lane.5, weight 1" in again(plan, status=1)
-    again(apply)
+    assert "unbind orders from exchange orders.lane.5, weight 1" in reader.here(plan, status=1)
+    reader.here(apply)
 
     (generation,) = FILES["Change what a queue cannot change"]
     reader.file.write_text(generation)
-    assert "declare queue orders.9: " in again(plan, status=1)
-    again(apply)
-    assert again(check) == "nothing to do\n"
+    assert "declare queue orders.9: " in reader.here(plan, status=1)
+    reader.here(apply)
+    assert reader.here(check) == "nothing to do\n"
 
     (retire,) = SHARDS["Take a shard away"]
     # It looks twice at the fleet and twice at the queue: as in test_topology_retire.py, not half a minute apart.
     monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", between_looks(broker))
     start_sidecar().wait_ready()
-    told = reader.here(retire, " ".join(fleet_flags(api)), capsys, monkeypatch)
+    told = reader.here(retire, more=" ".join(fleet_flags(api)))
     assert told.endswith("delete exchange orders.lane.5\n")
-    assert again(check) == "nothing to do\n"
+    assert reader.here(check) == "nothing to do\n"
     assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
 
 
 def test_a_group_is_added_and_taken_away(
-    broker: Broker,
-    shop: VirtualHost,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, shop: VirtualHost, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = Reader(broker, tmp_path)
     (least,), (groups,) = FILES["Make the shards"], FILES["Add a group"]
     plan, apply = SHARDS["Make the shards"]
     reader.file.write_text(least)
@@ -168,14 +155,13 @@ def test_a_group_is_added_and_taken_away(
     reader.file.write_text(least)
     (retire,) = SHARDS["Add a group"]
     monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", between_looks(broker))
-    assert reader.here(retire, "", capsys, monkeypatch).endswith("delete queue orders.audit.4\n")
+    assert reader.here(retire).endswith("delete queue orders.audit.4\n")
     (check,) = SHARDS["Check it in CI"]
     assert reader(check) == "nothing to do\n"
     assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4)]
 
 
-def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path) -> None:
-    reader = Reader(broker, tmp_path)
+def test_shards_for_each_node(shop: VirtualHost, reader: Reader) -> None:
     (file,) = FILES["Give each node its shards"]
     reader.file.write_text(file)
 
@@ -186,9 +172,8 @@ def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path)
 
 @pytest.mark.versions
 def test_what_consumers_reject_is_kept(
-    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, reader: Reader
 ) -> None:
-    reader = Reader(broker, tmp_path)
     (file,) = FILES["Keep the messages that fail"]
     reader.file.write_text(file)
     reader(SHARDS["Make the shards"][1])
@@ -230,9 +215,8 @@ def consumed(channel: BlockingChannel, queue: str) -> Consumed:
 
 @pytest.mark.versions
 def test_basic_get_works_on_shards_without_a_single_active_consumer(
-    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, reader: Reader, tmp_path: Path
 ) -> None:
-    reader = Reader(broker, tmp_path)
     (file,) = FILES["Fetch messages with basic.get"]
     (program,) = PROGRAMS["Fetch messages with basic.get"]
     here = tmp_path / "fetch.py"
@@ -280,9 +264,8 @@ def bound(shop: VirtualHost) -> list[str]:
 
 @pytest.mark.long
 def test_the_shards_of_the_plugin_are_adopted_and_its_policy_goes(
-    broker: Broker, sharded: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+    sharded: VirtualHost, start_sidecar: StartSidecar, reader: Reader
 ) -> None:
-    reader = Reader(broker, tmp_path)
     queues = sorted(sharded.queues())
     sidecar = start_sidecar()
     keys = [f"image-{n}" for n in range(20)]
