@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-
-import pytest
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from testbed.broker import Broker
 from testbed.node import Node
@@ -41,13 +41,19 @@ class Player:
         while words not in self.seen:
             assert self._read(end), f"no {words!r} in {self.seen[-3000:]}"
 
-    def status(self) -> int:
-        """Read the rest, and return the status with which the playground ends."""
+    def quit(self) -> None:
+        """Leave the playground, which has done all orders in order."""
+        self.press("q")
+        self.ends(0)
+        assert "0 were done out of order, and 0 are not done." in self.seen
+
+    def ends(self, status: int) -> None:
+        """Read the rest, up to the end of the playground with this status."""
         end = time.monotonic() + STEP_SECONDS
         while self._read(end):
             pass
         os.close(self._terminal)
-        return self.process.wait(STEP_SECONDS)
+        assert self.process.wait(STEP_SECONDS) == status, self.seen[-3000:]
 
     def _read(self, end: float) -> bool:
         """Read what comes next; return False once the playground has ended, or at a time."""
@@ -61,16 +67,24 @@ class Player:
         return bool(part)
 
 
-@pytest.fixture
-def vhosts(broker: Broker) -> set[str]:
-    return {each["name"] for each in BrokerApi(broker.management_url).ask("GET", "vhosts")}
-
-
-def test_keys_kill_and_add_workers_and_fail_an_order_which_is_done_in_the_end(broker: Broker, vhosts: set[str]) -> None:
+@contextmanager
+def playing(broker: Broker | Node) -> Iterator[Player]:
+    """Yield somebody who sees the playground at work, and leaves nothing in the broker."""
+    api = BrokerApi(broker.management_url)
+    before = {each["name"] for each in api.ask("GET", "vhosts")}
     player = Player(broker)
     try:
-        player.until("console of sidecar 2: http://127.0.0.1:")
         player.until("orders confirmed")
+        yield player
+    finally:
+        player.process.kill()
+        player.process.wait()
+    assert {each["name"] for each in api.ask("GET", "vhosts")} == before
+
+
+def test_keys_kill_and_add_workers_and_fail_an_order_which_is_done_in_the_end(broker: Broker) -> None:
+    with playing(broker) as player:
+        assert "console of sidecar 2: http://127.0.0.1:" in player.seen
         player.press("k")
         player.until("worker 1 was killed")
         player.press("a")
@@ -80,43 +94,23 @@ def test_keys_kill_and_add_workers_and_fail_an_order_which_is_done_in_the_end(br
         player.until(", 2 failed tries")
         player.press("?")
         player.until("no such key")
-        player.press("q")
-        assert player.status() == 0, player.seen[-3000:]
-    finally:
-        player.process.kill()
-        player.process.wait()
-    assert "0 were done out of order, and 0 are not done." in player.seen
+        player.quit()
     assert "5 tries failed" in player.seen
-    assert {each["name"] for each in BrokerApi(broker.management_url).ask("GET", "vhosts")} == vhosts
 
 
 @private_only
 def test_a_key_grows_the_exchange_by_two_shards_in_order() -> None:
     # The command asks every sidecar of a broker, so the broker is one without those of other tests.
-    with own_node("") as (node, _):
-        player = Player(node)
-        try:
-            player.until("orders confirmed")
-            player.press("g")
-            player.until("2 shards come")
-            player.press("g")
-            player.until("a change of the shards is under way")
-            player.until("orders: generation 2 with 8 shards is all there is")
-            player.press("q")
-            assert player.status() == 0, player.seen[-3000:]
-        finally:
-            player.process.kill()
-            player.process.wait()
-    assert "0 were done out of order, and 0 are not done." in player.seen
+    with own_node("") as (node, _), playing(node) as player:
+        player.press("g")
+        player.until("2 shards come")
+        player.press("g")
+        player.until("a change of the shards is under way")
+        player.until("orders: generation 2 with 8 shards is all there is")
+        player.quit()
 
 
-def test_an_interrupt_leaves_nothing(broker: Broker, vhosts: set[str]) -> None:
-    player = Player(broker)
-    try:
-        player.until("orders confirmed")
+def test_an_interrupt_leaves_nothing(broker: Broker) -> None:
+    with playing(broker) as player:
         player.process.send_signal(signal.SIGTERM)
-        assert player.status() == 130, player.seen[-3000:]
-    finally:
-        player.process.kill()
-        player.process.wait()
-    assert {each["name"] for each in BrokerApi(broker.management_url).ask("GET", "vhosts")} == vhosts
+        player.ends(130)
