@@ -5,14 +5,13 @@ name of a group. It prints the seconds from the first delivery to the last one, 
 """
 
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from bench import BenchError, direct
+from bench import BenchError, apart, direct
 from proxy.wire.frames import (
     BASIC_ACK,
     BASIC_CONSUME,
@@ -92,11 +91,7 @@ def consumed(amqp_url: str, count: int, names: Sequence[str], prefetch: int, ack
 
     `names` are queues, each with a consumer of its own, or one name of a group.
     """
-    command = [sys.executable, "-m", "bench.delivered", amqp_url, str(count), str(prefetch), acks, *names]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"the consumer by AMQP failed: {run.stderr}")
-    return Consumed(*map(float, run.stdout.split()))
+    return Consumed(*apart.figures("bench.delivered", amqp_url, count, prefetch, acks, *names))
 
 
 def consume(sock: socket.socket, count: int, names: Sequence[str], prefetch: int, acks: Acks) -> Consumed:

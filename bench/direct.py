@@ -8,7 +8,6 @@ unconfirmed at most.
 import itertools
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from struct import Struct
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from bench import BenchError, wire
+from bench import BenchError, apart, wire
 from proxy.wire.content import HEADERS
 from proxy.wire.frames import (
     BASIC,
@@ -78,14 +77,8 @@ def messages_per_second(
 
     With `under_way` one a write, with so many unconfirmed at most. Raises BenchError for anything but acks.
     """
-    command = [sys.executable, "-m", "bench.direct", amqp_url, f"{seconds:g}", str(messages)]
-    if under_way is not None:
-        command.append(str(under_way))
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"the publisher by AMQP failed: {run.stderr}")
-    count, took = run.stdout.split()
-    return int(count) / float(took), int(count)
+    more = () if under_way is None else (under_way,)
+    return apart.rate("bench.direct", amqp_url, seconds, messages, *more)
 
 
 def message(

@@ -9,7 +9,6 @@ import gc
 import select
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from bench import BenchError, direct, wire
+from bench import BenchError, apart, direct, wire
 
 RATE = 1000
 """The usual rate, in requests a second."""
@@ -35,12 +34,7 @@ class Latency(NamedTuple):
 
 def latency(url: str, requests: Path, seconds: float, rate: float = RATE) -> Latency:
     """Send a file's requests in turn from a process of its own. Raises BenchError for any refusal."""
-    command = [sys.executable, "-m", "bench.latency", url, f"{rate:g}", f"{seconds:g}", str(requests)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"the client at {rate:g} requests/s failed: {run.stderr}")
-    p50, p99 = map(float, run.stdout.split())
-    return Latency(p50, p99)
+    return Latency(*apart.figures("bench.latency", url, rate, seconds, requests))
 
 
 class Connection:

@@ -9,13 +9,12 @@ import gc
 import select
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import BenchError, direct, wire
+from bench import BenchError, apart, direct, wire
 from bench.latency import Latency
 
 CONFIRMED_WITHIN = 20.0
@@ -23,12 +22,7 @@ CONFIRMED_WITHIN = 20.0
 
 def confirm_latency(amqp_url: str, rate: float, messages: Path, seconds: float) -> Latency:
     """Publish a file's messages from a process of its own. Raises BenchError for anything but acks."""
-    command = [sys.executable, "-m", "bench.paced", amqp_url, f"{rate:g}", f"{seconds:g}", str(messages)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"the publisher at {rate:g} messages/s failed: {run.stderr}")
-    p50, p99 = map(float, run.stdout.split())
-    return Latency(p50, p99)
+    return Latency(*apart.figures("bench.paced", amqp_url, rate, seconds, messages))
 
 
 class Waiting:

@@ -9,14 +9,13 @@ import gc
 import select
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from bench import BenchError, delivered, direct
+from bench import BenchError, apart, delivered, direct
 from bench.long.scene import PERSISTENT
 from proxy.wire.frames import BASIC_ACK, BASIC_DELIVER, BASIC_NACK, BODY, FRAME, METHOD, REQUEUE, U32, U64, method_frame
 
@@ -42,11 +41,7 @@ class Times(NamedTuple):
 
 def measured(amqp_url: str, exchange: str, rate: float, seconds: float) -> Times:
     """Measure in a process of its own. Raises BenchError where messages do not come."""
-    command = [sys.executable, "-m", "bench.long.blocked", amqp_url, exchange, f"{rate:g}", f"{seconds:g}"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"the consumer at {rate:g} messages/s failed: {run.stderr}")
-    return Times(*map(float, run.stdout.split()))
+    return Times(*apart.figures("bench.long.blocked", amqp_url, exchange, rate, seconds))
 
 
 def message(exchange: str, key: str, due: float) -> bytes:

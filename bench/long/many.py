@@ -5,14 +5,13 @@ until then.
 """
 
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench import BenchError, direct, wire
+from bench import BenchError, apart, direct, wire
 from bench.amqp import COMPILED, STRAIGHT
 from bench.long.scene import Scene, await_ring, raced, rows
 from bench.rounds import Contender
@@ -94,12 +93,7 @@ def sessions(world: World) -> str:
 
 
 def _rate(amqp_url: str, messages: Path, count: int, seconds: float) -> tuple[float, int]:
-    command = [sys.executable, "-m", "bench.long.many", amqp_url, f"{seconds:g}", str(messages), str(count)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"the publisher with {count} sessions failed: {run.stderr}")
-    confirmed, took = run.stdout.split()
-    return int(confirmed) / float(took), int(confirmed)
+    return apart.rate("bench.long.many", amqp_url, seconds, messages, count)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench import BenchError, direct, wire
+from bench import BenchError, apart, direct, wire
 from bench.far import far
 from bench.long.scene import await_ring
 from bench.messages import KEYS
@@ -121,12 +121,7 @@ def _node(folder: Path) -> Iterator[Node]:
 
 
 def _rate(clients: int, amqp_url: str, messages: Path, seconds: float) -> tuple[float, int]:
-    command = [sys.executable, "-m", "bench.long.short", amqp_url, f"{seconds:g}", str(messages), str(clients)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise BenchError(f"a short-lived client failed: {run.stderr}")
-    count, took = run.stdout.split()
-    return int(count) / float(took), int(count)
+    return apart.rate("bench.long.short", amqp_url, seconds, messages, clients)
 
 
 def serve(amqp_url: str, messages: list[bytes], until: float) -> int:
