@@ -15,6 +15,7 @@ from proxy.session.sockets import PeerSocket
 from proxy.topology.cluster import ClusterIdentity
 from proxy.wire.frames import CONNECTION_CLOSE, HEARTBEAT_FRAME, PROTOCOL_HEADER, method_of
 from tests.unit.proxy.eventually import eventually
+from tests.unit.proxy.session.socket import Socket
 from tests.unit.proxy.session.wire import made
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -31,46 +32,6 @@ TERMS = Terms(START, digest(LOGIN), TUNE, TUNE_OK, OPEN, OPEN_OK)
 def start_of(cluster: str) -> bytes:
     """Return the connection.start of a broker whose cluster has this name."""
     return made(0, Connection.Start(0, 9, {"cluster_name": cluster}, "PLAIN", "en_US"))
-
-
-class Line(asyncio.Transport):
-    """A connection to a broker: what it was sent, and whether it was closed."""
-
-    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
-        super().__init__()
-        self.sent, self.is_closed = b"", False
-        self.set_protocol(protocol)
-        protocol.connection_made(self)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, asyncio.Protocol)
-        self.protocol = protocol
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent += data
-
-    def taken(self) -> bytes:
-        """Return the bytes that came since the last call."""
-        data, self.sent = self.sent, b""
-        return data
-
-    def abort(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
-
-    close = abort
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def pause_reading(self) -> None:
-        """Nothing comes unasked."""
-
-    resume_reading = pause_reading
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits."""
 
 
 class Client:
@@ -105,20 +66,21 @@ class Case:
     def __init__(self, most: int = 2, seconds: float = 60.0) -> None:
         self.identity = ClusterIdentity(Mock())
         self.fault: Exception | None = None
-        self.dialled: list[Line] = []
+        self.dialled: list[Socket] = []
         self.pool = KeptConnections(self._dial, most, seconds, self.identity)
 
     async def _dial(self, make: Callable[[], P]) -> P:
         if self.fault is not None:
             raise self.fault
         protocol = make()
-        self.dialled.append(Line(protocol))
+        assert isinstance(protocol, asyncio.Protocol)
+        self.dialled.append(Socket(protocol))
         return protocol
 
-    async def keep(self, terms: Terms = TERMS) -> Line:
+    async def keep(self, terms: Terms = TERMS) -> Socket:
         """Have a connection kept."""
         client = Client()
-        line = Line(client.socket)
+        line = Socket(client.socket)
         assert self.pool.keep(client.socket, terms)
         assert not client.socket.is_open
         return line
@@ -190,7 +152,7 @@ async def test_a_broker_that_does_not_answer_the_goodbye(monkeypatch: pytest.Mon
     assert not line.is_closed
     await eventually(lambda: line.is_closed)
     client = Client()
-    Line(client.socket)
+    Socket(client.socket)
     assert not case.pool.keep(client.socket, TERMS)
     assert client.socket.is_open
 
@@ -228,7 +190,7 @@ async def test_connections_that_are_being_closed_count_until_the_broker_has_answ
     case = Case(most=1)
     lines = [await case.keep() for _ in range(2)]
     client = Client()
-    Line(client.socket)
+    Socket(client.socket)
     assert not case.pool.keep(client.socket, TERMS)
     assert client.socket.is_open
     lines[0].protocol.data_received(CLOSE_OK)
@@ -313,7 +275,7 @@ async def test_a_connection_that_is_given_back_waits_no_longer_than_before() -> 
 
 async def test_a_connection_that_is_being_closed_is_not_kept() -> None:
     case, client = Case(), Client()
-    line = Line(client.socket)
+    line = Socket(client.socket)
     line.is_closed = True
     assert not case.pool.keep(client.socket, TERMS)
     assert client.socket.is_open

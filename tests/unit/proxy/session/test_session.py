@@ -41,6 +41,7 @@ from proxy.wire.frames import close_frame
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, again
+from tests.unit.proxy.session.socket import Socket
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     QUEUES,
@@ -73,51 +74,6 @@ WITHIN = 0.3
 """In place of a limit of many seconds."""
 
 LEAVE = close_connection(200, b"")
-
-
-class Socket(asyncio.Transport):
-    """One end of a leg: what it was sent, and whether it was closed."""
-
-    def __init__(self, leg: PeerSocket) -> None:
-        super().__init__()
-        self.leg, self.sent, self.is_closed, self.is_read = leg, b"", False, True
-        leg.connection_made(self)
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent += data
-
-    def taken(self) -> bytes:
-        """Return the bytes that came since the last call."""
-        data, self.sent = self.sent, b""
-        return data
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """It is the kept connections' from now on, and nothing more comes."""
-
-    def abort(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            asyncio.get_running_loop().call_soon(self.leg.connection_lost, None)
-
-    close = abort
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        self.is_read = True
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
 
 
 class Rings:
@@ -171,8 +127,9 @@ class Ends:
         self.broker: Socket | None = None
 
     async def _dial(self, leg: Callable[[], PeerSocket]) -> PeerSocket:
-        self.broker = Socket(leg())
-        return self.broker.leg
+        made = leg()
+        self.broker = Socket(made)
+        return made
 
     def of_client(self, data: bytes) -> bytes:
         """Feed bytes of the client; return what the broker gets."""
