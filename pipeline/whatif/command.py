@@ -4,6 +4,7 @@ It changes nothing. The exit status is 1 over a limit, unless --fail-on says oth
 """
 
 import argparse
+import math
 from dataclasses import asdict
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -14,7 +15,7 @@ from pipeline.data import period
 from pipeline.data.folder import Folder
 from pipeline.data.journal import read_records, set_aside
 from pipeline.data.landed import NOTHING_ASIDE, Aside
-from pipeline.data.rings import RingSpec, read_ring, to_json
+from pipeline.data.rings import read_ring, to_json
 from pipeline.data.tables import TEXT, WHOLE, read_table
 from pipeline.page import about
 from pipeline.session import spark_session
@@ -23,11 +24,13 @@ from pipeline.verdict import Verdict, add_verdict_arguments, conclude, paths, re
 from pipeline.whatif.demand import by_slot, moved_keys, of_exchange, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
 from pipeline.whatif.inputs import Inputs, inputs_of_journal, inputs_of_table
+from pipeline.whatif.peak import Peak, peak_of
 from pipeline.whatif.present import add_arguments as add_ring_arguments
 from pipeline.whatif.present import given
+from pipeline.whatif.proposal import as_json, hot_keys, propose
 from pipeline.whatif.published import Published
-from pipeline.whatif.report import answer, limits, report
-from pipeline.whatif.topology import checked, edited
+from pipeline.whatif.report import answer, enough_for, limits, report
+from pipeline.whatif.topology_file import NAME, read_topology, to_toml
 from pipeline.whatif.verdict import Limits, judged, verdict
 
 MOST_TOLD = 20
@@ -85,6 +88,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="limit: how many times its fair share the busiest queue may get, 1 or more",
     )
     parser.add_argument(
+        "--max-per-hour",
+        metavar="MESSAGES",
+        type=float,
+        help="limit: the most messages that a queue may get in the busiest hour, times its weight; with --topology and"
+        " no change, the job proposes the least number of shards within it",
+    )
+    parser.add_argument(
+        "--growth",
+        metavar="FACTOR",
+        type=float,
+        help="how many times as many messages there will be in 90 days (default: as the journal's weeks tell)",
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="FILE",
+        help="the exchange's topology file: write topology.toml, for `ring-proxy topology apply --ordered`",
+    )
+    parser.add_argument(
         "--out", metavar="DIR", required=True, help="folder or URL for moved/, load/, verdict.json and report.html"
     )
     add_verdict_arguments(parser)
@@ -96,10 +117,14 @@ def run(options: argparse.Namespace) -> int:
     Raises PipelineError for a wrong option, and where there is no message.
     """
     _check(options)
-    given_limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
+    given_limits, within = (
+        Limits(options.max_moved, options.max_over_fair, options.max_per_hour),
+        period.period_of(options),
+    )
     asked = given(options)  # before the work, not after it
     if options.proposed:
         read_ring(options.proposed)
+    exchange = read_topology(options.topology, options.vhost, options.exchange) if options.topology else None
     with spark_session("whatif") as spark, results(spark, options, within.as_json()) as out:
         if options.journal:
             records = of_exchange(read_records(spark, options.journal, within), options.vhost, options.exchange)
@@ -109,17 +134,27 @@ def run(options: argparse.Namespace) -> int:
             every = _of_table(spark, options).persist()
             inputs = inputs_of_table(every, asked, options)
         present = inputs.present.spec
-        proposed = _proposed(options, present)
-        keys = inputs.keys.where(F.col("slot") < slots_of(inputs.sample))
+        drawn = F.col("slot") < slots_of(inputs.sample)
+        keys = inputs.keys.where(drawn)
         demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, so nothing can be predicted")
-        found = find(present, proposed, Published.of(demand, inputs.sample))
+        peak: Peak | None = None
+        if inputs.records is not None and options.max_per_hour is not None:
+            peak = peak_of(inputs.records.where(drawn), inputs.sample, options.journal)
+        proposal = propose(options, exchange, present, peak)
+        busiest = peak.published if peak is not None else None
+        found = find(present, proposal.spec, Published.of(demand, inputs.sample), busiest)
+        hot = hot_keys(peak, proposal.enough) if peak is not None and proposal.enough is not None else []
         moved, heaviest = _write(keys, found, out)
+        out.delete(NAME)
+        if proposal.exchange is not None:
+            out.write(NAME, to_toml(proposal.exchange))
         every.unpersist()
         told = verdict(found, given_limits, sample=inputs.sample, with_bytes=bool(options.journal or options.bytes))
         told |= {"present_from": inputs.present.source}
         told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
+        told |= as_json(peak, proposal.enough, hot, found)
         aside = set_aside(spark, options.journal, within) if options.journal else NOTHING_ASIDE
         told |= {"set_aside": asdict(aside)}
         findings = judged(found, told, aside)
@@ -129,9 +164,11 @@ def run(options: argparse.Namespace) -> int:
         out.write("report.html", page.html())
         figures = {"records": told["counted"]["messages"], "messages": told["messages"]}
         written = {**paths("moved", "load"), "advised": "advised.json"}
+        written |= {"topology": NAME} if proposal.exchange is not None else {}
         status = conclude(Verdict("whatif", findings, figures, written, told), out, options)
     unreadable = [f"{aside}."] if aside else []
-    print("\n".join([*answer(found), limits(told), *unreadable, f"{out}/report.html"]))
+    apply = [f"ring-proxy topology apply --ordered {out}/{NAME}"] if proposal.exchange is not None else []
+    print("\n".join([*answer(found), *enough_for(told), limits(told), *unreadable, f"{out}/report.html", *apply]))
     return status
 
 
@@ -144,18 +181,38 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError("--from, --until and --day need --journal")
     if options.table is not None and (options.key is None or not (options.ring or options.management_url)):
         raise PipelineError("--table needs --key, and either --ring or --management-url")
-    if bool(options.proposed) == bool(options.add or options.remove or options.weight):
-        raise PipelineError("give either --proposed, or edits: --add, --remove, --weight")
+    _check_limits(options)
+    _check_proposal(options)
+
+
+def _check_proposal(options: argparse.Namespace) -> None:
+    ways = bool(options.proposed) + bool(options.add or options.remove or options.weight)
+    if ways > 1 or not (ways or (options.topology and options.max_per_hour)):
+        raise PipelineError(
+            "give either --proposed, or edits: --add, --remove, --weight, or for the number of shards --topology and"
+            " --max-per-hour"
+        )
+    if options.journal is None and (options.max_per_hour is not None or options.topology):
+        raise PipelineError("--max-per-hour and --topology need --journal")
+    if ways and options.growth is not None:
+        raise PipelineError("--growth is for the number of shards: give --topology and --max-per-hour, and no change")
+
+
+def _check_limits(options: argparse.Namespace) -> None:
     if options.max_moved is not None and not 0 <= options.max_moved <= 1:
         raise PipelineError(f"--max-moved {options.max_moved:g}: a share is between 0 and 1")
     if options.max_over_fair is not None and not options.max_over_fair >= 1:
         raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: it must be 1 or more")
+    for name in ("max_per_hour", "growth"):
+        if (value := vars(options)[name]) is not None and not 0 < value < math.inf:
+            raise PipelineError(f"--{name.replace('_', '-')} {value:g}: it must be more than 0")
 
 
 def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs, aside: Aside) -> about.About:
     """Return the head of the page."""
-    names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight")
-    given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, "max_moved", "max_over_fair")}
+    names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight", "topology")
+    figures = ("growth", "max_moved", "max_over_fair", "max_per_hour")
+    given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, *figures)}
     if options.journal is None:
         return about.of_table(options.table, given)
     return about.of_journal(options.journal, within, inputs.times, given, aside)
@@ -164,12 +221,6 @@ def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs, a
 def _of_table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     wanted = {options.key: TEXT} | {name: WHOLE for name in (options.count, options.bytes) if name}
     return of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes)
-
-
-def _proposed(options: argparse.Namespace, present: RingSpec) -> RingSpec:
-    if options.proposed:
-        return checked(present, read_ring(options.proposed, present))
-    return checked(present, edited(present, options.add, options.remove, options.weight))
 
 
 def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Row]:

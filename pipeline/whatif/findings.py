@@ -51,6 +51,9 @@ class Findings:
     advised_moves: Share
     """The share that the advised weights would move from where the present ring has it."""
     max_over_fair: OverFair
+    per_hour: Estimate | None = None
+    """The most messages that a destination of the proposed ring gets in the busiest hour for each unit of its weight;
+    None if it was not asked for."""
 
     @cached_property
     def got_before(self) -> dict[Destination, Estimate]:
@@ -88,8 +91,8 @@ class Findings:
         return rows
 
 
-def find(present: RingSpec, proposed: RingSpec, published: Published) -> Findings:
-    """Return what is found of a proposed ring for a demand that has messages."""
+def find(present: RingSpec, proposed: RingSpec, published: Published, busiest: Published | None = None) -> Findings:
+    """Return what is found of a proposed ring for a demand that has messages; `busiest` is that of the busiest hour."""
     demand, every = published.demand, np.arange(SLOTS)
     advice, before, after = (
         advise(proposed, demand),
@@ -112,6 +115,7 @@ def find(present: RingSpec, proposed: RingSpec, published: Published) -> Finding
             published.max_over_fair(advice.spec.ring, advice.load),
             published.least_over_fair(after),
         ),
+        busiest.per_weight(proposed.ring, proposed.wanted) if busiest is not None else None,
     )
 
 

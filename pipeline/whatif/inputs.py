@@ -28,6 +28,8 @@ class Inputs:
     """The number of records left out because their ring hashes another value than the present one."""
     without_ring: int = 0
     """The number of records left out because the journal lacks their ring."""
+    records: DataFrame | None = None
+    """The records behind `keys`; None for a table."""
 
 
 def inputs_of_journal(
@@ -58,11 +60,12 @@ def inputs_of_journal(
     without_ring = sum(row.messages for row in rings if row.ring not in rings_of_journal)
     left_out = sum(row.messages for row in rings) - sum(row.messages for row in ours)
     if left_out:
-        keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
+        keys, records = (one.where(F.col("ring").isin([row.ring for row in ours])) for one in (keys, records))
     if len(ours) > 1:
         keys = of_all_rings(keys)
     times = min(row["first"] for row in ours), max(row["last"] for row in ours)
-    return Inputs(keys, present, min(row.sample for row in ours), times, left_out - without_ring, without_ring)
+    sample = min(row.sample for row in ours)
+    return Inputs(keys, present, sample, times, left_out - without_ring, without_ring, records)
 
 
 def inputs_of_table(keys: DataFrame, asked: Present | None, options: argparse.Namespace) -> Inputs:

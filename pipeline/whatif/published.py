@@ -1,5 +1,6 @@
 """The demand of all slots, estimated from the counted ones: figures, with the intervals that a sample leaves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -104,6 +105,11 @@ class Published:
         shares = [part * self.messages.total for part in self.messages.sample.shares(*self._of(ring))]
         found = [Estimate(*ends) for ends in zip(*(part.tolist() for part in shares), strict=True)]
         return dict(zip(ring.destinations, found, strict=True))
+
+    def per_weight(self, ring: Ring, wanted: Mapping[Destination, int]) -> Estimate:
+        """Return the most messages that a destination of a ring gets for each unit of its wanted weight."""
+        each = [Estimate(*(end / wanted[d] for end in got)) for d, got in self.gets(ring).items()]
+        return Estimate(*(max(ends) for ends in zip(*each, strict=True)))
 
     def _of(self, ring: Ring) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return of each of a ring's destinations the messages in its drawn slots, and how many it owns beside them."""

@@ -26,6 +26,7 @@ from pipeline.page.formats import (
 from pipeline.page.report import Report, grade
 from pipeline.stats.sampling import Estimate
 from pipeline.whatif.findings import Findings
+from pipeline.whatif.peak import DAYS
 from pipeline.whatif.prediction import Load
 from ring.destination import Destination
 
@@ -41,11 +42,33 @@ def answer(found: Findings) -> list[str]:
     ]
 
 
+def enough_for(told: Mapping[str, Any]) -> list[str]:
+    """Return in sentences how many shards are enough, and which keys none can hold; none if that was not asked for."""
+    if (of := told["shards"]) is None:
+        return []
+    peak = told["peak"]
+    said = [f"{_shards(of['now'])} enough for the busiest hour, {peak['hour']} with {peak['messages']:,} messages."]
+    if of["growth"] is None:
+        said.append("The journal has less than two weeks, so growth is not told; say it by --growth.")
+    else:
+        said.append(f"{_shards(of['in_90_days'])} enough in {DAYS} days, with {of['growth']:.2f} times the messages.")
+    return said + [
+        f"No shard can hold key {shortened(one['key'])}, with {one['messages']:,} messages in that hour: split it into"
+        f" {one['parts']} parts."
+        for one in of["hot"]
+    ]
+
+
+def _shards(n: int) -> str:
+    return "1 shard is" if n == 1 else f"{n:,} shards are"
+
+
 def limits(told: Mapping[str, Any]) -> str:
     """Return in words which limits were given, which are passed, and which the sample leaves open."""
     forms: dict[str, Callable[[float], str]] = {
         "max_moved": lambda share: f"{percent(share)} of the messages may move",
         "max_over_fair": lambda times: f"the busiest queue may get {times:g} times its fair share",
+        "max_per_hour": lambda most: f"a queue may get {most:,.10g} messages an hour, times its weight",
     }
     words = {name: forms[name](limit) for name, limit in told["limits"].items() if limit is not None}
     if not words:
@@ -72,7 +95,7 @@ def report(
     where the present ring is from, and `head` is the page's head.
     """
     doubts = [finding.sentence for finding in findings if finding.kind == "vague"]
-    lead = " ".join([*answer(found), *doubts])
+    lead = " ".join([*answer(found), *enough_for(told), *doubts])
     page = Report("What if: what would the change move?", grade(findings), lead, head)
     page.text(limits(told))
     page.text(present)

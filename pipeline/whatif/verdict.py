@@ -23,6 +23,8 @@ class Limits:
     """Share of the messages."""
     max_over_fair: float | None
     """The busiest destination's messages per weight over the mean per weight."""
+    max_per_hour: float | None = None
+    """A destination's messages in the busiest hour for each unit of its weight."""
 
     def passed(self, found: Findings) -> list[str]:
         """Return the limits that the estimates are over."""
@@ -33,9 +35,14 @@ class Limits:
         return [name for name, limit, told in self._judged(found) if (told.low > limit) != (told.high > limit)]
 
     def _judged(self, found: Findings) -> list[tuple[str, float, Estimate]]:
-        told = {"max_moved": found.moved.of_messages, "max_over_fair": found.max_over_fair.proposed}
-        given = asdict(self)
+        given, told = asdict(self), limited(found)
         return [(name, given[name], estimate) for name, estimate in told.items() if given[name] is not None]
+
+
+def limited(found: Findings) -> dict[str, Estimate]:
+    """Return the figures that limits limit, by the names of the limits."""
+    told = {"max_moved": found.moved.of_messages, "max_over_fair": found.max_over_fair.proposed}
+    return told if found.per_hour is None else told | {"max_per_hour": found.per_hour}
 
 
 def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
 
 def judged(found: Findings, told: Mapping[str, Any], aside: Aside = NOTHING_ASIDE) -> list[Finding]:
     """Return what asks for a look: `told` is the verdict, and `aside` counts what landing could not read."""
-    figures = {"max_moved": found.moved.of_messages, "max_over_fair": found.max_over_fair.proposed}
+    figures = limited(found)
     findings = of_records(aside=aside)
     for kind, verb, which in (("over_limit", "is over", "over"), ("undecided_limit", "may be over", "uncertain")):
         for name in told[which]:

@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 from pipeline.session import spark_session
 from pipeline.whatif import advice
 from testbed.java import ensure_java
-from tests.integration.conftest import api, broker, client, login, start_sidecar, vhost
+from tests.integration.conftest import api, broker, client, login, start_sidecar, topology, vhost
 
-__all__ = ["api", "broker", "client", "login", "spark", "start_sidecar", "vhost"]
+__all__ = ["api", "broker", "client", "login", "spark", "start_sidecar", "topology", "vhost"]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pipeline.__main__ import main
 from pipeline.data.rings import to_json
 from pipeline.page.formats import percent
 from ring.hashing import SLOTS, slot_of
-from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
+from tests.pipeline.records import START, Record, published, ring_of, truncated, write_journal
 from tests.pipeline.reference import names, rows, section
 
 THREE = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
@@ -337,3 +337,83 @@ def test_options_that_do_not_go_together(
     arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capsys, tmp_path, *arguments)
+
+
+FILE = '[[exchange]]\nname = "orders"\nshards = 3\ngroups = ["audit"]\n'
+
+
+def of_weeks(tmp_path: Path, *arguments: str) -> tuple[str, ...]:
+    """A journal of three weeks with 100, 150 and 200 messages, of which 80 are in one hour, and the topology file."""
+    records: list[Record] = []
+    hour = 3_600_000_000
+    for week, count in enumerate((100, 150, 200)):
+        start = START + week * 168 * hour
+        busy = [f"customer-{n}".encode() for n in range(80 if week == 2 else 0)]
+        records += published(THREE, busy, first=len(records) + 1, start=start, every=1000)
+        rest = [f"customer-{n % 90}".encode() for n in range(count - len(busy))]
+        records += published(THREE, rest, first=len(records) + 1, start=start + hour, every=167 * hour // len(rest))
+    (tmp_path / "topology.toml").write_text(FILE)
+    return of_journal(tmp_path, records, "--topology", str(tmp_path / "topology.toml"), *arguments)
+
+
+def test_it_says_how_many_shards_are_enough_now_and_in_90_days(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = of_weeks(tmp_path, "--max-per-hour", "25")
+    status, told = ask(tmp_path, *arguments)
+    keys = [f"customer-{n}".encode() for n in range(80)]
+
+    def most(shards: int) -> int:
+        ring = ring_of({f"orders.{n}": 1 for n in range(1, shards + 1)}).ring
+        return max(Counter(map(ring.owner_of, keys)).values())
+
+    factor = 1 + 50 * 90 / 7 / 200
+    now, later = (next(n for n in range(1, 99) if most(n) * times <= 25) for times in (1, factor))
+    assert told["shards"] == {"now": now, "in_90_days": later, "growth": pytest.approx(factor), "hot": []}
+    assert told["peak"]["hour"] == "2026-12-05T17:00:00Z"
+    assert told["peak"]["messages"] == 80
+    assert told["peak"]["per_weight"] == most(later)
+    assert (status, told["verdict"], told["limits"]["max_per_hour"]) == (0, "within", 25)
+    said = capsys.readouterr().out.splitlines()
+    assert f"{now} shards are enough for the busiest hour, 2026-12-05T17:00:00Z with 80 messages." in said
+    assert f"{later} shards are enough in 90 days, with {factor:.2f} times the messages." in said
+    assert said[-1] == f"ring-proxy topology apply --ordered {tmp_path}/out/topology.toml"
+    written = (tmp_path / "out" / told["paths"]["topology"]).read_text()
+    assert written == f'[[exchange]]\nname = "orders"\nvhost = "/"\nshards = {later}\ngroups = ["audit"]\n'
+    assert {row.destination for row in table(spark, tmp_path, "load")} == {f"orders.{n}" for n in range(1, later + 1)}
+    assert f"{later} shards are enough in 90 days" in (tmp_path / "out" / "report.html").read_text()
+
+    # A growth that is given counts, and a limit for a change: without --topology there is no file.
+    _, told = ask(tmp_path, *arguments, "--growth", "1")
+    assert (told["shards"]["in_90_days"], told["shards"]["growth"]) == (now, 1)
+    status, told = ask(tmp_path, *arguments[:6], "--remove", "queue:orders.3", "--max-per-hour", "9")
+    assert (status, told["over"], told["shards"]) == (1, ["max_per_hour"], None)
+    assert not (tmp_path / "out" / "topology.toml").exists()
+
+
+def test_a_key_beyond_the_limit_is_told_with_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "topology.toml").write_text(FILE)
+    numbers = ("--topology", str(tmp_path / "topology.toml"), "--max-per-hour", "50")
+    status, told = ask(tmp_path, *of_journal(tmp_path, published(THREE, [*KEYS, *[b"hot"] * 50]), *numbers))
+    hot = {"key": "hot", "slot": slot_of(b"hot"), "messages": 110, "parts": 3}
+    assert (status, told["over"], told["shards"]["hot"]) == (1, ["max_per_hour"], [hot])
+    assert (
+        "No shard can hold key hot, with 110 messages in that hour: split it into 3 parts." in capsys.readouterr().out
+    )
+
+
+def test_what_the_number_of_shards_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "topology.toml").write_text(FILE.replace("3", "2"))
+    file = ("--topology", str(tmp_path / "topology.toml"))
+    arguments = of_journal(tmp_path, published(THREE, KEYS))
+    for given, why in (
+        (file, "or for the number of shards --topology and --max-per-hour"),
+        (("--max-per-hour", "9"), "or for the number of shards --topology and --max-per-hour"),
+        ((*file, "--max-per-hour", "0"), "--max-per-hour 0: it must be more than 0"),
+        ((*file, "--max-per-hour", "9", "--growth", "nan"), "--growth nan: it must be more than 0"),
+        ((*file, "--add", "queue:orders.4=1", "--growth", "2"), "--growth is for the number of shards"),
+        ((*file, "--add", "queue:orders.4=1"), "of queue 'orders.3' it has none, and the present ring weight 1"),
+    ):
+        assert why in refused(capsys, tmp_path, *arguments, *given)
+    of_table = ("--table", "keys.csv", "--key", "k", "--ring", "ring.json", "--remove", "queue:orders.3")
+    assert "--max-per-hour and --topology need --journal" in refused(capsys, tmp_path, *of_table, "--max-per-hour", "9")
