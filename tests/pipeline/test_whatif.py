@@ -146,8 +146,12 @@ def test_a_journal_without_keys_works_by_slot(spark: SparkSession, tmp_path: Pat
 def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> None:
     half = published(THREE, KEYS, sample=0.5)
     records = half + published(THREE, KEYS, first=5000)
-    _, told = ask(tmp_path, *of_journal(tmp_path, records, "--remove", "queue:orders.3"))
+    _, told = ask(tmp_path, *of_journal(tmp_path, records, "--remove", "queue:orders.3", "--max-per-hour", "650"))
     assert told["sample"] == 0.5
+    (low, high), busiest = told["peak"]["interval"], told["peak"]["per_weight"]
+    assert told["peak"]["messages"] == told["messages"]
+    assert told["messages"] / 2 < low < busiest < high
+    assert ("max_per_hour" in told["uncertain"]) == (low < 650 < high)
     assert told["counted"]["messages"] == 2 * sum(slot_of(key) < SLOTS // 2 for key in KEYS) == 2 * len(half)
     low, high = told["intervals"]["messages"]
     assert told["counted"]["messages"] < low < told["messages"] < high
