@@ -19,6 +19,9 @@ from proxy.shards.shard import MAX_SHARDS, Sharded
 from ring.destination import Destination
 from ring.ring import Ring
 
+_FURTHER, _AT_LEAST = 4, 100
+"""How many times the least number that the sum allows is tried, and how many more."""
+
 
 @dataclass(frozen=True)
 class Enough:
@@ -30,8 +33,7 @@ class Enough:
     growth: float | None
     """The factor of the growth; None if it is not known."""
     hot: Mapping[int, int]
-    """The messages of slots that exceed the limit by themselves, and how many parts each needs: the ring of no number
-    of shards holds them."""
+    """By slot that exceeds the limit by itself, into how many parts its messages must be split: no shard holds it."""
     spec: RingSpec
     """The ring of the later number."""
 
@@ -72,13 +74,10 @@ def enough(present: RingSpec, exchange: Sharded, busiest: Published, limit: floa
     raise PipelineError(_none_is_enough(messages, limit, factor, weight, len(wanted)))
 
 
-_FURTHER, _AT_LEAST = 4, 100
-"""How many times the least number that the sum allows is tried, and how many more."""
-
-
 def _numbers(present: Sequence[int]) -> Sequence[int]:
     """Return the numbers of shards in the order in which they are taken: those that are there, then free ones."""
-    free = (number for number in count(1) if number not in set(present))
+    taken = set(present)
+    free = (number for number in count(1) if number not in taken)
     return [*present, *(next(free) for _ in range(MAX_SHARDS - len(present)))]
 
 
