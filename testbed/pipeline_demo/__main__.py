@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +21,8 @@ from testbed.java import ensure_java
 from testbed.pipeline_demo import sample
 from testbed.pipeline_demo.jobs import Jobs
 from testbed.pipeline_demo.pages import looked_at
+from testbed.pipeline_demo.resharding import Resharding
+from testbed.pipeline_demo.running import Runner, notebook
 from testbed.pipeline_demo.traffic import DOUBLED, LEFT_OUT, Consumer, Publisher, channel_to, keys, write_rows
 from testbed.sidecar import Sidecar, running_sidecar
 
@@ -61,47 +64,70 @@ async def demo(broker: Broker, folder: Path) -> list[str]:
         "settle-time": "0.5",
         "journal-dir": str(folder / "journal"),
     }
-    async with new_world(broker, vhost) as world, channel_to(str(direct)) as channel:
+    jobs = Jobs(folder, vhost, EXCHANGE)
+    async with (
+        # Two sessions, of which the other one is the night's: while one starts or plans, the other computes.
+        notebook(folder / "notebook.log") as here,
+        new_world(broker, vhost) as world,
+        channel_to(str(direct)) as channel,
+    ):
         await world.declare(EXCHANGE, WEIGHTS)
         await world.declare(sample.EXCHANGE, sample.WEIGHTS)
         consumer, publisher, paid = Consumer(channel), Publisher(EXCHANGE), Publisher(sample.EXCHANGE)
         for queue in WEIGHTS:
             await consumer.consume(queue)
+        trips = Resharding(broker, vhost, folder, channel)
+        await trips.make()
+        day = f"{datetime.now(UTC):%Y-%m-%d}"
         with running_sidecar(settings) as sidecar:
             say(f"RabbitMQ {broker.version} ({broker.source}); a sidecar that journals to files")
             await traffic(publisher, consumer, world, sidecar, direct)
             await paid.by_http(sidecar.http_url, vhost, sample.payments())
+            await trips.publish(sidecar)
         with running_sidecar(settings | sample.settings(folder)) as sidecar:
             await Publisher(sample.EXCHANGE).by_http(sidecar.http_url, vhost, sample.payments())
         await consumer.until(len(publisher.confirmed))
-        consumer.write(folder / "seen.parquet")
+        consumer.write(folder / "seen.parquet", LEFT_OUT, DOUBLED)
         say(f"{len(publisher.confirmed):,} messages confirmed, {len(consumer.seen):,} seen by their consumer,")
         say(f"which then forgets {LEFT_OUT} of them and notes {DOUBLED} twice;")
-        say(f"{len(paid.confirmed):,} payments; and again by a sidecar that journals {sample.SAMPLE:.0%} of the keys\n")
+        say(f"{len(paid.confirmed):,} payments; and again by a sidecar that journals {sample.SAMPLE:.0%} of the keys;")
+        say(f"{trips.confirmed:,} trips\n")
 
-        jobs = Jobs(folder, vhost, EXCHANGE)
-        # Two at a time: while one starts, which takes one core, the other computes.
-        await asyncio.gather(jobs.usage(len(publisher.confirmed) + len(paid.confirmed)), jobs.skew())
-        await asyncio.gather(jobs.whatif(), jobs.reconcile(LEFT_OUT, DOUBLED))
-        await sample.compared(jobs, folder, vhost)
-        write_rows(folder / "rows", ROWS)
-        before = len(consumer.seen)
-        await jobs.publish(str(direct), broker.management_url)
-        await consumer.until(before + ROWS)
-        arrived = [str(row.message_id) for row in consumer.seen[before:]]
-        if sorted(arrived) != sorted(f"row-{n}" for n in range(ROWS)):
-            jobs.faults.append(f"publish: of {ROWS} rows, {len(set(arrived))} arrived, {len(arrived)} messages")
-        del settings["journal-dir"]
-        with running_sidecar(settings | {"broker-url": str(direct), "journal-stream": STREAM}) as sidecar:
-            await publisher.by_http(sidecar.http_url, vhost, keys(MESSAGES, seed=5))
-        await jobs.land(str(direct), STREAM, MESSAGES)
+        # No job publishes, and no other sidecar runs, while shards change.
+        await asyncio.gather(trips.plan(jobs, here), bulk(jobs, here, broker, direct, folder, consumer))
+        streaming = {name: value for name, value in settings.items() if name != "journal-dir"}
+        with running_sidecar(streaming | {"broker-url": str(direct), "journal-stream": STREAM}) as sidecar:
+            await Publisher(EXCHANGE).by_http(sidecar.http_url, vhost, keys(MESSAGES, seed=5))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sample.run(jobs, here, folder, vhost))
+            tasks.create_task(jobs.reconcile(here, LEFT_OUT, DOUBLED))
+            tasks.create_task(jobs.land(here, str(direct), STREAM, MESSAGES))
+            with running_sidecar(settings) as sidecar:
+                await trips.change(jobs, sidecar)
+            night = await trips.night(jobs, day)
+    jobs.usage(night / "usage", len(publisher.confirmed) + len(paid.confirmed) + trips.confirmed)
+    jobs.skew(night / "skew")
+    sample.compared(jobs, folder, night)
     say("The reports in a browser:")
     with running_browser() as browser:
-        for job in jobs.reports:
-            shown, faults = await looked_at(browser, folder / job / "report.html")
-            say(f"  {job:<16} {shown}")
+        looks = [
+            looked_at(browser, folder / job / "report.html", plotted=plotted) for job, plotted in jobs.reports.items()
+        ]
+        for job, (shown, faults) in zip(jobs.reports, await asyncio.gather(*looks), strict=True):
+            say(f"  {job.replace(day, 'DAY'):<16} {shown}")
             jobs.faults += faults
     return jobs.faults
+
+
+async def bulk(jobs: Jobs, by: Runner, broker: Broker, direct: URL, folder: Path, consumer: Consumer) -> None:
+    """Publish rows straight to the queues, where each must arrive once."""
+    write_rows(folder / "rows", ROWS)
+    before = len(consumer.seen)
+    await jobs.publish(by, str(direct), broker.management_url)
+    await consumer.until(before + ROWS)
+    arrived = [str(row.message_id) for row in consumer.seen[before:]]
+    if sorted(arrived) != sorted(f"row-{n}" for n in range(ROWS)):
+        jobs.faults.append(f"publish: of {ROWS} rows, {len(set(arrived))} arrived, {len(arrived)} messages")
 
 
 async def traffic(publisher: Publisher, consumer: Consumer, world: World, sidecar: Sidecar, direct: URL) -> None:

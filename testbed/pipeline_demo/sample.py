@@ -1,13 +1,13 @@
 """One and the same traffic in two journals, a whole one and a sample of 1%; what the jobs say of both must agree."""
 
-import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from ring.hashing import SLOTS, slot_of
 from testbed.pipeline_demo.agreement import hottest, of_skew, of_usage, of_whatif
-from testbed.pipeline_demo.jobs import Jobs
+from testbed.pipeline_demo.jobs import Jobs, verdict_of
+from testbed.pipeline_demo.running import Runner
 
 EXCHANGE = "payments"
 WEIGHTS = {"payments.1": 1, "payments.2": 1, "payments.3": 1, "payments.4": 1}
@@ -44,31 +44,33 @@ def settings(folder: Path) -> dict[str, str]:
     return {"journal-dir": str(folder / "sample"), "journal-sample": str(SAMPLE)}
 
 
-async def compared(jobs: Jobs, folder: Path, vhost: str) -> None:
-    """Run the jobs on the sample, and note as a fault each figure of the whole journal that is in no interval of it.
-
-    `usage` and `skew` have run on the whole journal before.
-    """
+async def run(jobs: Jobs, by: Runner, folder: Path, vhost: str) -> None:
+    """Run the jobs on the sample, and `whatif` on the whole journal, too."""
     journal = ("--journal", str(folder / "sample"))
-    edit = ("--vhost", vhost, "--exchange", EXCHANGE, "--add", "queue:payments.5=1")
-    usage, skew = await asyncio.gather(
-        jobs.run("usage", *journal, "--window", "60", name="usage-sample"),
-        jobs.run("skew", *journal, "--fail-on", "none", name="skew-sample"),
-    )
-    whatif, of_whole = await asyncio.gather(
-        jobs.run("whatif", *journal, *edit, name="whatif-sample"),
-        jobs.run("whatif", "--journal", str(folder / "journal"), *edit, name="whatif-payments"),
-    )
+    edit = ("--vhost", vhost, "--exchange", EXCHANGE, "--add", "queue:payments.5=1", "--max-moved", "0.5")
+    verdict = verdict_of(await jobs.run(by, "whatif", "--journal", str(folder / "journal"), *edit))
+    jobs.expect("whatif", "verdict", verdict["verdict"], "within")
+    jobs.expect("whatif", "messages move", 0 < verdict["moved"]["of_messages"] < 0.5, True)
+    await jobs.run(by, "whatif", *journal, *edit, name="whatif-sample")
+    await jobs.run(by, "usage", *journal, "--window", "60", name="usage-sample")
+    await jobs.run(by, "skew", *journal, "--fail-on", "none", name="skew-sample")
+
+
+def compared(jobs: Jobs, folder: Path, whole: Path) -> None:
+    """Note as a fault each figure of the whole journal that is in no interval of the sample's.
+
+    `whole` is the folder in which `usage` and `skew` have written of the whole journal.
+    """
     figures = [
-        *of_usage(folder / "usage", usage, EXCHANGE),
-        *of_skew(folder / "skew", skew, EXCHANGE),
-        *of_whatif(of_whole, whatif),
+        *of_usage(whole / "usage", folder / "usage-sample", EXCHANGE),
+        *of_skew(whole / "skew", folder / "skew-sample", EXCHANGE),
+        *of_whatif(folder / "whatif", folder / "whatif-sample"),
     ]
     print(f"The payments in the whole journal, and by the sample of {SAMPLE:.0%}:")
     for figure in figures:
         print(f"  {figure}")
         jobs.expect("sample", f"{figure.what} is within its interval: {figure}", figure.agrees, True)
-    hot = hottest(skew, EXCHANGE)
+    hot = hottest(folder / "skew-sample", EXCHANGE)
     jobs.expect("sample", "hottest key", hot["key"], hot_key().encode())
     # The sample's interval of its share may have the fair share within it, and then the page says "maybe".
     may = hot["unfixable"] or hot["maybe_unfixable"]

@@ -15,7 +15,7 @@ import aio_pika
 import aiohttp
 import pyarrow as pa
 import pyarrow.parquet as pq
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from testbed import SetupError
 
@@ -96,6 +96,7 @@ class Consumer:
     def __init__(self, channel: AbstractChannel) -> None:
         """Take a channel straight to the broker."""
         self._channel = channel
+        self._consumed: list[tuple[AbstractQueue, str]] = []
         self.seen: list[Seen] = []
 
     async def consume(self, queue: str) -> None:
@@ -105,7 +106,13 @@ class Consumer:
         async def note(message: AbstractIncomingMessage) -> None:
             self.seen.append(Seen(message.message_id, queue, time.time_ns() // 1000))
 
-        await declared.consume(note, no_ack=True)
+        self._consumed.append((declared, await declared.consume(note, no_ack=True)))
+
+    async def leave(self) -> None:
+        """Consume nothing any more."""
+        for queue, tag in self._consumed:
+            await queue.cancel(tag)
+        self._consumed.clear()
 
     async def until(self, count: int) -> None:
         """Return once so many have come, and no more do."""
@@ -114,14 +121,14 @@ class Consumer:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)  # for one that comes twice
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, left_out: int = 0, doubled: int = 0) -> None:
         """As a table: message_id, queue, time in microseconds since 1970, and the order in which they came.
 
-        LEFT_OUT of them are not in it, and DOUBLED are there twice, as if it had lost and repeated those.
+        So many are left out of it, and so many are there twice, as if it had lost and repeated those.
         """
-        noted = self.seen[: len(self.seen) - LEFT_OUT]
-        doubled = [row for n, row in enumerate(noted) for _ in range(2 if n < DOUBLED else 1)]
-        rows = [row._asdict() | {"sequence": n} for n, row in enumerate(doubled)]
+        noted = self.seen[: len(self.seen) - left_out]
+        twice = [row for n, row in enumerate(noted) for _ in range(2 if n < doubled else 1)]
+        rows = [row._asdict() | {"sequence": n} for n, row in enumerate(twice)]
         pq.write_table(pa.Table.from_pylist(rows), path)
 
 

@@ -33,6 +33,11 @@ async def test_a_report_that_is_all_there(browser: int, tmp_path: Path) -> None:
     assert await looked_at(browser, report(tmp_path / "r.html")) == ("✓ Good: 1 plots, 1 tables of 3 rows", [])
 
 
+async def test_a_report_may_be_one_without_plots(browser: int, tmp_path: Path) -> None:
+    shown = await looked_at(browser, report(tmp_path / "r.html", plotted=False), plotted=False)
+    assert shown == ("✓ Good: 0 plots, 1 tables of 3 rows", [])
+
+
 @pytest.mark.parametrize(
     ("rows", "plotted", "why"),
     [(0, True, "tables that are not filled: "), (3, False, "plots that are not drawn: []")],
