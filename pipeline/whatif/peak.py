@@ -26,7 +26,7 @@ class Peak(NamedTuple):
     begin: int
     """Its begin, in microseconds since 1970."""
     published: Published
-    """What was published in it."""
+    """The messages that were published in it."""
     keys: DataFrame
     """Its keys, as `of_all_rings` has them."""
     growth: float | None

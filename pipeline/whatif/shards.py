@@ -2,7 +2,7 @@
 
 Shards are added one after the other, as an ordered change numbers them. Placement is by number, so each ring differs
 from the one before by what the last shard takes, and is made from it. More shards are not always better: a hash may
-give the last one two heavy keys. So the first number that is enough is taken, and not half of one that is.
+give the last one two heavy keys. The search therefore tries each number in turn, and does not halve a range.
 """
 
 from collections import Counter

@@ -14,7 +14,7 @@ from testbed.pipeline_demo.running import Runner
 from testbed.pipeline_demo.traffic import HOT
 
 UNFLAWED = {"out_of_order": 0, "wrong_queue": 0, "unexpected": 0}
-"""What `reconcile` must never find here, whatever the consumer forgets."""
+"""The findings that `reconcile` must never have here, whatever the consumer forgets."""
 
 
 class Jobs:

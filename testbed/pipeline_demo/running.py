@@ -24,7 +24,7 @@ _SMALL = f"--conf spark.sql.shuffle.partitions=4 --driver-java-options '{_JAVA}'
 
 
 class Said(NamedTuple):
-    """What a job ended with and said."""
+    """The end of a job, and the lines that it printed."""
 
     status: int
     told: str

@@ -124,7 +124,7 @@ class Consumer:
     def write(self, path: Path, left_out: int = 0, doubled: int = 0) -> None:
         """As a table: message_id, queue, time in microseconds since 1970, and the order in which they came.
 
-        So many are left out of it, and so many are there twice, as if it had lost and repeated those.
+        The last `left_out` are not in it, and the first `doubled` are there twice, as if they were lost and repeated.
         """
         noted = self.seen[: len(self.seen) - left_out]
         twice = [row for n, row in enumerate(noted) for _ in range(2 if n < doubled else 1)]
