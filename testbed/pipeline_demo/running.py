@@ -20,7 +20,9 @@ _LONGEST = 1024 * 1024
 
 # For a journal as small as this one: few partitions, and no time spent on compiling Spark well.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_SMALL = f"--conf spark.sql.shuffle.partitions=4 --driver-java-options '{_JAVA}' pyspark-shell"
+_SMALL = f"--conf spark.sql.shuffle.partitions=4 --driver-java-options '{_JAVA}'"
+# A night by the command runs the code that Spark makes for each query; jobs as short as these do not repay it.
+_UNCOMPILED = "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN"
 
 
 class Said(NamedTuple):
@@ -40,7 +42,7 @@ class Runner(Protocol):
 
 async def by_command(arguments: Sequence[str]) -> Said:
     """Run a job in a process of its own."""
-    process = await _started("-m", "pipeline", *arguments, stderr=PIPE)
+    process = await _started(_SMALL, "-m", "pipeline", *arguments, stderr=PIPE)
     async with _ended(process), asyncio.timeout(WITHIN):
         told, complaint = await process.communicate()
     assert process.returncode is not None
@@ -70,7 +72,8 @@ class Notebook:
 async def notebook(log: Path) -> AsyncIterator[Notebook]:
     """Start a notebook, and stop it at the end. Its session is ready some seconds later."""
     with log.open("wb") as complaints:
-        process = await _started("-m", "testbed.pipeline_demo.notebook", stdin=PIPE, stderr=complaints.fileno())
+        submit = f"{_SMALL} {_UNCOMPILED}"
+        process = await _started(submit, "-m", "testbed.pipeline_demo.notebook", stdin=PIPE, stderr=complaints.fileno())
     async with _ended(process):
         yield Notebook(process, log)
         assert process.stdin is not None
@@ -78,8 +81,8 @@ async def notebook(log: Path) -> AsyncIterator[Notebook]:
         await process.wait()
 
 
-async def _started(*command: str, stderr: int, stdin: int | None = None) -> Process:
-    env = os.environ | {"PYSPARK_SUBMIT_ARGS": _SMALL}
+async def _started(submit: str, *command: str, stderr: int, stdin: int | None = None) -> Process:
+    env = os.environ | {"PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell"}
     return await asyncio.create_subprocess_exec(
         sys.executable, *command, stdin=stdin, stdout=PIPE, stderr=stderr, env=env, limit=_LONGEST
     )
