@@ -17,6 +17,7 @@ from bench.long import (
     lanes,
     many,
     memory,
+    ordered,
     plan,
     profile,
     rates,
@@ -92,6 +93,7 @@ LONG: Mapping[str, Part] = {
     "fleet": fleet.fleet,
     "group-fleet": group_fleet.group_fleet,
     "plan": plan.plan,
+    "ordered": ordered.ordered,
     "process": in_process.in_process,
     "profile": profile.profile,
 }

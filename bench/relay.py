@@ -49,14 +49,15 @@ def running_relay(amqp_url: str) -> Iterator[Relay]:
         file.write_text(_CONFIGURATION.format(port=port, broker=f"{broker.hostname}:{broker.port}"))
         with subprocess.Popen([binary, "-db", "-q", "-f", file], stdin=subprocess.DEVNULL) as process:
             try:
-                _await_listening(process, port)
+                await_listening(process, port)
                 credentials = f"{broker.username}:{broker.password}"
                 yield Relay(f"amqp://{credentials}@127.0.0.1:{port}{broker.path}", process.pid)
             finally:
                 process.kill()
 
 
-def _await_listening(process: "subprocess.Popen[bytes]", port: int) -> None:
+def await_listening(process: "subprocess.Popen[bytes]", port: int) -> None:
+    """Return once a process listens on a port. Raises SetupError."""
     deadline = time.monotonic() + _START_WITHIN
     while time.monotonic() < deadline and process.poll() is None:
         try:

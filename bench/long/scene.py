@@ -105,9 +105,10 @@ def _ratio(rounds: Sequence[Throughput], others: Sequence[Throughput]) -> tuple[
     return shown(ratio, ".4f" if ratio.median < 0.1 else ".2f" if ratio.median < 10 else ".0f")
 
 
-def await_ring(http_url: str, exchange: str) -> None:
+def await_ring(http_url: str, exchange: str, vhost: str = "/") -> None:
     """Wait until a sidecar routes the exchange. Raises BenchError where that takes too long."""
-    deadline, url = time.monotonic() + _RING_WITHIN, f"{http_url}/v1/exchanges/{quote(exchange)}/route?key=any"
+    deadline = time.monotonic() + _RING_WITHIN
+    url = f"{http_url}/v1/exchanges/{quote(exchange)}/route?key=any&vhost={quote(vhost, safe='')}"
     while True:
         try:
             with DIRECT.open(url, timeout=30) as response:
