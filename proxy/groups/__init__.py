@@ -33,7 +33,8 @@ Who tells whom
 * A session's interceptor (`consuming/`) has the links of its client's members, and enters each change of a link into
   the table in `model.py`. It tells the group that something has changed, and nothing more.
 * `running.py` is the shell of one group: the task, the log, and the connection for beats (`membership.py`).
-* `shard_readings.py` reads the shards from the management API, for reports and alerts. No decision needs that.
+* `shard_readings.py` reads the shards from the management API, for reports, alerts and starved
+  links. Balance and order need no answer of it.
 * `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the
   others, and when something is due. `timing.py` has all times on one axis.
 * `pauses.py` says which shards operators have paused.
@@ -78,6 +79,15 @@ sidecar that is gone by itself, so nothing waits for that but the decision who o
 
 A sidecar that does not get its own beats back, as in a memory alarm, is deaf: it keeps all links that it has, takes
 nobody for gone, and opens links only to shards of which the broker says that they have no consumer.
+
+Starved links
+-------------
+
+RabbitMQ has a quorum queue's deliveries made by the replica on the consumer's node. If that replica does not run, the
+queue takes publishes, counts the consumer as active, and sends it nothing for ever (measured on 4.3.6). Where readings
+show for a minute that messages of a shard wait, and its owner has none, the owner's sidecar gives the link up. Its
+member counts as refused there for ten minutes, as long as another one may have the shard: that may be connected to
+another node.
 
 Pauses
 ------

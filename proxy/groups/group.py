@@ -28,6 +28,7 @@ from proxy.groups.timing import (
     ORPHANED,
     PAUSES_WITHIN,
     SOON,
+    STARVED_FOR,
     between_news,
     tries,
 )
@@ -169,6 +170,15 @@ class Group:
         member.stalled_until = until
         self._tell(now)
         self._soon(now)
+
+    def starved(self, member: Member, shard: str, now: float) -> bool:
+        """Have another member get a shard of which this one gets nothing; return whether there is another one."""
+        if not self._may_go_elsewhere(member, shard, now):
+            return False
+        member.starved[shard] = now + STARVED_FOR
+        self._tell(now)
+        self._soon(now)
+        return True
 
     # News of operators.
 
@@ -479,13 +489,34 @@ class Group:
             )
 
     def _refused(self, member: Member, now: float) -> Iterable[str]:
-        """Yield the shards that a member may not have now: the broker refuses its link, or does not answer."""
+        """Yield the shards that a member may not have now.
+
+        The broker refuses its link, or does not answer, or brings nothing, and another member may have the shard.
+        """
         for shard, pause in member.pauses.items():
             if now < pause.until:
                 yield shard
         for link in member.links.values():
             if link.state == LinkState.OPENING and now - link.changed_at > OPENED_WITHIN:
                 yield link.shard
+        for shard, until in member.starved.items():
+            if now < until and self._may_go_elsewhere(member, shard, now):
+                yield shard
+
+    def _may_go_elsewhere(self, member: Member, shard: str, now: float) -> bool:
+        """Return whether a fit member beside this one may have a shard."""
+        if any(
+            told.is_fit and shard not in told.refused
+            for each in self.peers.all.values()
+            for told in each.members.values()
+        ):
+            return True
+        return any(
+            now >= max(other.stalled_until, other.starved.get(shard, 0.0))
+            and not (shard in other.pauses and now < other.pauses[shard].until)
+            for other in self.local.values()
+            if other is not member and not other.leaving
+        )
 
     # Times of the next beat and decision
 

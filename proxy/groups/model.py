@@ -252,7 +252,8 @@ class Member:
 
     __slots__ = (
         "attempts", "channel", "client", "crashes", "endings", "exchange", "group", "id", "in_series", "leaving",
-        "links", "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "tag", "vhost",
+        "links", "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "starved",
+        "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -283,6 +284,9 @@ class Member:
         """Whether the client has cancelled the consumer, so that links only end."""
         self.stalled_until = 0.0
         """Until when, in monotonic seconds, the member gets no shard while others may, as its client did not ack."""
+        self.starved: dict[str, float] = {}
+        """By shard of which RabbitMQ brought the member nothing, until when others get it rather, in monotonic seconds.
+        """
         self.prefetch = DEFAULT_PREFETCH
         """The most unacknowledged messages of each link."""
         self.no_ack = False
@@ -346,6 +350,7 @@ class Member:
         """Forget the pauses of a shard that is no more."""
         self.pauses.pop(shard, None)
         self.endings.pop(shard, None)
+        self.starved.pop(shard, None)
 
 
 class Actions(Protocol):

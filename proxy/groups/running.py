@@ -26,7 +26,7 @@ from proxy.groups.pausing import Pausing
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
 from proxy.groups.shard_readings import Exactness, Readings, queues_of
-from proxy.groups.timing import ACKS_EVERY
+from proxy.groups.timing import ACKS_EVERY, STARVED
 from proxy.topology.bindings import balancing
 from proxy.topology.management import Management
 from proxy.topology.scheduler import Scheduler
@@ -244,6 +244,7 @@ class RunningGroup:
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
                 self._check_ack_timeouts(now)
+                self._check_starved(now)
                 self._look_at_keys()
                 self._tell_redelivered(now)
                 self.state.attempts.expire(time.time(), self._held_of)
@@ -382,6 +383,28 @@ class RunningGroup:
         )
         actions.give_up(member, shard)
         return True
+
+    def _check_starved(self, now: float) -> None:
+        """End the links that bring nothing of their shards though messages wait there, if another member may have them.
+
+        RabbitMQ has a quorum queue's deliveries made by the replica on the consumer's node. If that does not run, the
+        queue takes publishes, counts the consumer as active, and sends it nothing for ever (measured on 4.3.6).
+        """
+        for shard, since in self.readings.waiting.items():
+            member = self.state.local.get(self.state.decision.owners.get(shard, ""))
+            actions = self._actions.get(member.id) if member is not None else None
+            link = member.links.get(shard) if member is not None else None
+            if member is None or actions is None or link is None or link.state != LinkState.OPEN or link.unacked:
+                continue
+            since = max(since, link.changed_at, link.delivered_at)
+            if now - since > STARVED and self.state.starved(member, shard, now):
+                log.warning(
+                    "%s: messages of shard %r wait, and RabbitMQ has sent none to its consumer, member %s, for %.0f s:"
+                    " another member gets the shard",
+                    *(self._title, shard, member.client or member.id, now - since),
+                )
+                with self._a_session():
+                    actions.give_up(member, shard)
 
     def _held_of(self, shard: str) -> set[str]:
         """Return the fingerprints of the messages of a shard with tries that members of this sidecar have here."""

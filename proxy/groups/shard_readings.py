@@ -174,6 +174,14 @@ async def read(api: Management, vhost: str, shards: Sequence[str], known: Mappin
     return judge(found)
 
 
+def _has_waiting(shard: Reading) -> bool:
+    """Return whether messages wait for a member: ready ones, and those that RabbitMQ has sent to nobody.
+
+    A program that consumes the shard itself may hold unacked ones.
+    """
+    return bool(shard.lag.ready or (shard.lag.unacked and not shard.direct))
+
+
 def judge(shards: Mapping[str, Reading]) -> Exactness:
     """Return whether a group of these shards can be balanced in order, and why not."""
     unfenced: dict[str, list[str]] = {}
@@ -391,8 +399,8 @@ class Readings:
         self._title, self._vhost, self._api, self._state = title, vhost, api, state
         self.exactness = Exactness()
         """The last judgement; it has no shards as long as none has been read."""
-        self.waiting: frozenset[str] = frozenset()
-        """The shards with messages that no member gets, by the last two readings.
+        self.waiting: Mapping[str, float] = {}
+        """The shards with messages that no member gets, by the last two readings: since when, in monotonic seconds.
 
         It is empty if another sidecar reads the shards.
         """
@@ -475,7 +483,8 @@ class Readings:
             return
         owned = set(self._state.owned(is_first=True)).difference(self._state.paused_shards)
         got = self._got()
-        self.waiting = frozenset(shard for shard in owned if self._waits(shard, seen.shards.get(shard), got))
+        since = {shard: self._waits_since(shard, seen.shards.get(shard), got.get(shard, 0.0)) for shard in owned}
+        self.waiting = {shard: at for shard, at in since.items() if at is not None}
         self._judge(seen)
 
     def _got(self) -> dict[str, float]:
@@ -488,12 +497,16 @@ class Readings:
             found |= {shard: float("inf") for shard, link in told.links.items() if link.unacked}
         return found
 
-    def _waits(self, shard: str, it: Reading | None, got: Mapping[str, float]) -> bool:
-        """Return whether two readings in a row show messages of a shard of which no member gets or holds any."""
-        was = self.exactness.shards.get(shard)
+    def _waits_since(self, shard: str, it: Reading | None, got: float) -> float | None:
+        """Return since when two readings in a row show messages of a shard that no member gets; None if they do not.
+
+        `got` is when a member last got one, in monotonic seconds, and infinity where one holds any.
+        """
+        was, before = self.exactness.shards.get(shard), self.waiting.get(shard)
         if it is None or was is None or it is was or it.read_at - was.read_at < STATISTICS:
-            return it is not None and shard in self.waiting
-        return bool(it.lag.ready and was.lag.ready) and got.get(shard, 0.0) < was.read_at - STATISTICS
+            return before if it is not None else None
+        waits = _has_waiting(it) and _has_waiting(was) and got < was.read_at - STATISTICS
+        return (before or was.read_at) if waits else None
 
     def _judge(self, seen: Exactness) -> None:
         before, self.exactness = self.exactness, seen

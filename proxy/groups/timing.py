@@ -97,6 +97,13 @@ LONGEST_CONSUMED: Final = 60.0
 """From the end of a link at a marker until the next one is opened though somebody consumes the shard, by its own name
 or as a command that hangs: it then waits in the line."""
 
+STARVED: Final = 60.0
+"""From the reading by which messages of a shard wait, though its owner has none of them, until another member gets the
+shard."""
+
+STARVED_FOR: Final = 600.0
+"""From that until the former owner may have the shard again though another one may have it, too."""
+
 LOOK_EVERY: Final = 0.25 * BEAT
 """From one look for sidecars that are late or gone to the next."""
 

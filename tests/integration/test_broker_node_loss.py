@@ -137,3 +137,34 @@ _MOVE_LEADER = (
     " rabbit_quorum_queue:transfer_leadership(Q, 'NODE')."
 )
 """The expression by which a node has another one lead the queue `q`."""
+
+
+def test_a_consumer_by_a_node_whose_replica_does_not_run_is_active_and_gets_nothing(
+    cluster: tuple[list[Node], Behaviour],
+) -> None:
+    """A on the second node is the active consumer. That node's replica stops, as one does that crashed.
+
+    The queue has a leader and a majority, so publishes are confirmed. A's channel.close has B get all, in order.
+    """
+    nodes, _ = cluster
+    with ExitStack() as stack:
+        publisher, a, b = (
+            stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))[0]
+            for node in (nodes[0], nodes[1], nodes[2])
+        )
+        queue = shard(publisher, "q")  # the leader is where the queue is declared first
+        for member, tag in ((a, "A"), (b, "B")):
+            member.open(2, 10)
+            member.consume(2, "q", tag, 0)
+        queue.publish(5)
+        a.wait_for(5)
+        a.tell(2, Basic.Ack(0, True))
+        nodes[1].control("eval", "ra:stop_server(quorum_queues, {'%2F_q', node()}).")
+        queue.publish(20)
+        time.sleep(5)
+        assert len(a.got()) == 5
+        assert not b.got()
+        a.close(2)
+        assert runs(b.wait_for(10)) == "5-14R"
+        b.tell(2, Basic.Ack(0, True))
+        assert runs(b.wait_for(20)) == "5-14R 15-24"

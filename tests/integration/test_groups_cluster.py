@@ -16,6 +16,7 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.commands import Basic
 
+from proxy.groups.timing import STARVED
 from proxy.shards.defaults import DISCONNECTED_MILLISECONDS
 from testbed.broker import installation
 from testbed.cluster import private_cluster
@@ -218,6 +219,40 @@ async def test_a_partition_costs_balance_and_never_order(start_sidecar: StartSid
     finally:
         await run.aclose()
     print("balanced after", {what: f"{seconds:.1f} s" for what, seconds in told.items()}, run.by_member)
+
+
+async def test_a_shard_whose_replica_does_not_run_goes_to_a_member_by_another_node(
+    start_sidecar: StartSidecar, nodes: list[Node]
+) -> None:
+    """The shard has a leader and takes publishes, and RabbitMQ counts its consumer as active and sends it nothing."""
+    first, second, third = nodes
+    sidecars = [start_sidecar(groups="orders", **urls(node)) for node in (first, second)]
+    run = Run()
+    try:
+        async with run.publishing(third):
+            for name, sidecar in zip("ab", sidecars, strict=True):
+                run.join(name, sidecar)
+            await run.balanced(sidecars)
+            report = sidecars[1].admin("/groups/%2F/orders").json
+            mine = next(each["id"] for each in report["members"] if each["here"])
+            led_by_second = SHARDS[1::3]
+            shard = next(
+                each["shard"]
+                for each in report["shards"]
+                if each["holder"] == mine and each["shard"] not in led_by_second
+            )
+            await asyncio.to_thread(
+                second.control, "eval", f"ra:stop_server(quorum_queues, {{'%2F_{shard}', node()}})."
+            )
+            since = time.monotonic()
+            await asyncio.sleep(STARVED / 2)
+            assert run.latest[shard] < since + STARVED / 4
+            await until("the shard is consumed", lambda: run.latest[shard] > since + STARVED / 2, 3 * STARVED)
+            print(f"{shard} was consumed again after {run.latest[shard] - since:.0f} s")
+            assert all(run.latest[each] > since for each in SHARDS)
+        await run.all_delivered()
+    finally:
+        await run.aclose()
 
 
 PREFETCH = 10

@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import msgspec
 from msgspec import UNSET
 
 from proxy.groups.beats import Beat, LinkBeat, MemberBeat
@@ -24,6 +25,7 @@ from proxy.groups.timing import (
     ORPHANED,
     PAUSES_WITHIN,
     SOON,
+    STARVED_FOR,
     between_news,
 )
 
@@ -376,3 +378,42 @@ def test_a_member_forgets_the_pauses_of_a_shard_whose_queue_is_gone() -> None:
     made.follow(["s1"], NOW + 4.0, NOW + 4.0)
     assert member.pauses.keys() == {"s1"}
     assert member.endings == {}
+
+
+def refused(made: Group, now: float) -> frozenset[str]:
+    """Return the shards that the group's own member may not have, as its next beat tells."""
+    return made.members(now)["m"].refused
+
+
+def test_a_shard_of_which_a_member_got_nothing_is_anothers_for_a_while() -> None:
+    made, now = group(), NOW + 1.0
+    member = made.local["m"]
+    assert not made.starved(member, "s0", now)  # there is no other one
+    assert not member.starved
+    made.heard(other("b"), now)
+    assert made.starved(member, "s0", now)
+    assert refused(made, now) == {"s0"}
+    assert refused(made, now + STARVED_FOR) == frozenset()
+
+
+def test_a_shard_that_no_member_gets_is_refused_by_none() -> None:
+    made, now = group(), NOW + 1.0
+    member, second = made.local["m"], Member("n", "/", "orders", 1, b"tag")
+    made.joined(second, now)
+    assert made.starved(member, "s0", now)
+    assert refused(made, now) == {"s0"}
+    assert not made.starved(second, "s0", now)
+    second.refused("s0", "404", now)
+    assert refused(made, now) == frozenset()
+    assert refused(made, now + FIRST_LINK_PAUSE) == {"s0"}
+    second.stalled_until = now + 5.0
+    assert refused(made, now + FIRST_LINK_PAUSE) == frozenset()
+    made.heard(other("b", refused=1), now)
+    assert refused(made, now + FIRST_LINK_PAUSE) == {"s0"}
+    beat = other("b", number=2)
+    assert isinstance(beat.members, tuple)
+    made.heard(
+        msgspec.structs.replace(beat, members=(msgspec.structs.replace(beat.members[0], refused=frozenset({"s0"})),)),
+        now,
+    )
+    assert refused(made, now + FIRST_LINK_PAUSE) == frozenset()

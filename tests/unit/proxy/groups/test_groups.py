@@ -338,6 +338,28 @@ async def test_a_member_that_does_not_ack_gives_its_shard_away(fake: FakeManagem
         assert groups.report()[0]["members"][0]["stalled"] is True
 
 
+async def test_a_member_that_gets_nothing_gives_its_shard_to_another_one(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_module, "STARVED", 5.0)
+    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
+    async with owning(fake, api, "held", "new", "starved", groups_ack_timeout=0.0) as (groups, its, session):
+        group, now = groups.running["/", "orders"], time.monotonic()
+        await eventually(lambda: len(group.state.decision.owners) == 3)
+        for shard in ("new", "starved"):
+            its.links[shard].unacked = 0
+        for shard in ("held", "starved"):
+            its.links[shard].changed_at = now - 10.0
+        group.readings.waiting = dict.fromkeys(its.links, now - 10.0)
+        await asyncio.sleep(0.3)
+        assert ("give up", "starved") not in session.did  # nobody else may have it
+        groups.join(other := member("other"), Session())
+        await eventually(lambda: ("give up", "starved") in session.did)
+        assert set(its.starved) == {"starved"}
+        assert [each for each in session.did if each[0] == "give up"] == [("give up", "starved")]
+        groups.leave(other)
+
+
 async def test_the_tries_of_a_message_that_is_held_stay_known(
     fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,19 +508,19 @@ async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
             its.links[shard].state = LinkState.OPEN
         its.links["q3"].unacked = 3
         await eventually(lambda: bool(group.readings.exactness.shards))
-        assert group.readings.waiting == frozenset()
+        assert not group.readings.waiting
         its.links["q4"].delivered_at = time.monotonic()
         await group.readings.look(0.0)
-        assert group.readings.waiting == {"q1", "q2"}
+        assert set(group.readings.waiting) == {"q1", "q2"}
         fake.queues["/", "q1"] = {**good, "messages_ready": 0}
         its.links["q4"].delivered_at = time.monotonic()
         await group.readings.look(0.0)
-        assert group.readings.waiting == {"q2"}
+        assert set(group.readings.waiting) == {"q2"}
         # Nobody is to get those of a paused shard.
         assert group.state.pauses.take(PauseOrder(Verb.PAUSE, "orders", 1.0, "q2"), "anna") == ""
         its.links["q4"].delivered_at = time.monotonic()
         await group.readings.look(0.0)
-        assert group.readings.waiting == frozenset()
+        assert not group.readings.waiting
         shards = {each["shard"]: each["paused"] for each in report(group)["shards"]}
         assert shards == dict.fromkeys(("q1", "q3", "q4")) | {"q2": {"by": "anna", "since": "1970-01-01T00:00:01Z"}}
 
