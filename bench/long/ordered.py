@@ -59,9 +59,9 @@ class Took(NamedTuple):
     phases: dict[str, float]
     """The seconds of each phase; of the first one, from the start of the command to its end."""
     command: Asked
-    """What the command asked the management API."""
+    """The questions of the command to the management API."""
     fleet: Asked
-    """What all sidecars asked it."""
+    """Those of all sidecars."""
     broker_cpu: float
     """CPU seconds."""
     sidecar_cpu: float

@@ -142,7 +142,7 @@ _MOVE_LEADER = (
 def test_a_consumer_by_a_node_whose_replica_does_not_run_is_active_and_gets_nothing(
     cluster: tuple[list[Node], Behaviour],
 ) -> None:
-    """A on the second node is the active consumer. That node's replica stops, as one does that crashed.
+    """A on the second node is the active consumer. The replica of that node stops, as one does that crashed.
 
     The queue has a leader and a majority, so publishes are confirmed. A's channel.close has B get all, in order.
     """
