@@ -126,13 +126,16 @@ async def _check(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _apply(settings: Settings, options: argparse.Namespace) -> int:
-    if options.ordered or options.abort:
-        return await _apply_ordered(settings, options)
     if options.watch:
+        if options.abort:
+            _complain("--watch: it does not go with --abort, which takes one change back")
+            return FAILED
         install(settings.log_level, settings.log_format)
         catch_all()
-        await watch(settings, options.file)
+        await watch(settings, options.file, _manner(options) if options.ordered else None)
         return 0
+    if options.ordered or options.abort:
+        return await _apply_ordered(settings, options)
     document = load(options.file)
     async with (
         reached(settings) as broker,
@@ -151,11 +154,7 @@ async def _apply(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _apply_ordered(settings: Settings, options: argparse.Namespace) -> int:
-    if options.watch:
-        _complain("--watch: it does not go with --ordered, whose changes are begun by hand")
-        return FAILED
-    document = load(options.file)
-    manner = Manner(options.sidecar, options.no_sidecars, dict(options.node), options.timeout, options.unconfirmed)
+    document, manner = load(options.file), _manner(options)
     async with (
         reached(settings) as broker,
         locked(broker, (exchange.vhost for exchange in document), "apply --ordered") as lock,
@@ -166,6 +165,10 @@ async def _apply_ordered(settings: Settings, options: argparse.Namespace) -> int
             else:
                 await reshard(broker, lock, exchange, manner, _tell)
     return 0
+
+
+def _manner(options: argparse.Namespace) -> Manner:
+    return Manner(options.sidecar, options.no_sidecars, dict(options.node), options.timeout, options.unconfirmed)
 
 
 async def _status(settings: Settings, options: argparse.Namespace) -> int:

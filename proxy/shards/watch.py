@@ -1,4 +1,8 @@
-"""`apply --watch`: look again and again, and do what a file asks for, such as shards for a node that has joined."""
+"""`apply --watch`: look again and again, and do what a file asks for, such as shards for a node that has joined.
+
+With `--ordered` as well, another number of shards in the file becomes a new generation. That may take as long as
+members take to work off the old shards, and the lock is held meanwhile: no other change is made until then.
+"""
 
 import asyncio
 import logging
@@ -24,7 +28,10 @@ from proxy.shards.apply import StoppedError, apply
 from proxy.shards.broker import Broker, LockedError, LockLostError, locked, reached
 from proxy.shards.document import DocumentError, load
 from proxy.shards.fence import fence
+from proxy.shards.generation import begun, differs
 from proxy.shards.plan import Plan, make_plan
+from proxy.shards.reshard import Manner, reshard
+from proxy.shards.shard import Sharded
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
 
@@ -41,10 +48,12 @@ _FAULTS = (StoppedError, DocumentError, LockLostError, ManagementError, Topology
 class Watch:
     """The looks at one file and its cluster, for as long as the process lives, and what is told of them."""
 
-    def __init__(self, settings: Settings, file: Path) -> None:
-        """Take the file, which is read anew at each look."""
-        self._settings, self._file = settings, file
+    def __init__(self, settings: Settings, file: Path, manner: Manner | None = None) -> None:
+        """Take the file, which is read anew at each look, and how shards are changed in order, if they are."""
+        self._settings, self._file, self._manner = settings, file, manner
         self._told: tuple[str, ...] = ()
+        self._differed: list[Sharded] = []
+        """The exchanges of the file that have had other shards since the last look."""
         self._is_fenced = False
         """Whether all nodes have told, since the last step, that they know the bindings of groups."""
         self.fault = "no look has ended yet"
@@ -105,6 +114,8 @@ class Watch:
         """Return the plan of the file once its steps are taken."""
         document = load(self._file)
         vhosts = [exchange.vhost for exchange in document]
+        if self._manner is not None:
+            document = await self._reshard(broker, document, self._manner)
         plan = make_plan(document, await broker.states(vhosts))
         if plan.steps and not plan.refusals:
             async with locked(broker, vhosts, "apply --watch") as lock:
@@ -114,6 +125,28 @@ class Watch:
             await fence(broker, document, log.info)
             self._is_fenced = True
         return plan
+
+    async def _reshard(self, broker: Broker, document: Sequence[Sharded], manner: Manner) -> tuple[Sharded, ...]:
+        """Change the shards of each exchange that has other ones than the file says, in order. Raises StoppedError.
+
+        A change begins at the second look that finds the difference: the management API may leave out what is there.
+        The result has the exchanges of the file but those that differ since this look.
+        """
+        if unnumbered := [exchange for exchange in document if exchange.numbers is None]:
+            why = "shards_per_node: --ordered changes a number of shards; write shards = N"
+            raise StoppedError([f"{exchange.place}: {why}" for exchange in unnumbered])
+        states = await broker.states(exchange.vhost for exchange in document)
+        before, self._differed = self._differed, []
+        for exchange in document:
+            state = states[exchange.vhost]
+            is_begun = begun(exchange, state) is not None
+            if state.generations(exchange.name) and (is_begun or differs(exchange, state)):
+                self._differed.append(exchange)
+                if is_begun or exchange in before:
+                    async with locked(broker, [exchange.vhost], "apply --watch --ordered") as lock:
+                        await reshard(broker, lock, exchange, manner, self._step)
+                    self._differed.remove(exchange)
+        return tuple(exchange for exchange in document if exchange not in self._differed)
 
     def _step(self, line: str) -> None:
         self._steps.inc()
@@ -171,12 +204,12 @@ class Watch:
         return app
 
 
-async def watch(settings: Settings, file: Path) -> None:
-    """Watch until SIGTERM or SIGINT. Raises ConfigError if the listener cannot be bound."""
+async def watch(settings: Settings, file: Path, manner: Manner | None = None) -> None:
+    """Watch until SIGTERM or SIGINT, with `Watch`. Raises ConfigError if the listener cannot be bound."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    made = Watch(settings, file)
+    made = Watch(settings, file, manner)
     bounds = ConnectionBounds(
         _SECONDS,
         ADMIN_CONNECTIONS,
