@@ -113,6 +113,8 @@ class Group:
         """The shards that operators have paused, as far as this sidecar knows."""
         self._pauses_by = 0.0
         """Until when nothing is opened as the pauses are not known yet, in monotonic seconds; 0 if they are."""
+        self._is_refused = False
+        """Whether the broker refuses the rights that beats need."""
         self._unconsumed: frozenset[str] = frozenset()
         """The shards without a consumer, as the broker has counted since this sidecar does not hear the others."""
         self._ring: tuple[str, ...] = ()
@@ -286,13 +288,18 @@ class Group:
             else:
                 self.attempts.replace(shard, beat.attempts.get(shard, {}))
 
-    def connected(self, queue: str, now: float) -> None:
-        """Note that beats come by a new queue; with an empty name, that the connection is lost."""
-        self.queue = queue
+    def connected(self, queue: str, now: float, *, is_refused: bool = False) -> None:
+        """Note that beats come by a new queue; with an empty name, that none come.
+
+        With `is_refused` none will: this sidecar counts as deaf for so long that it looks after the shards at once.
+        """
+        self.queue, self._is_refused = queue, is_refused
         if queue:
             self._tell(now)
-        else:
-            self.peers.disconnected()
+            return
+        self.peers.disconnected()
+        if is_refused:
+            self._look_at = self._count_at = now
 
     def answered(self, question: Question, is_there: bool | None, now: float) -> None:
         """Take the broker's answer whether a sidecar's queue is there; None where it does not tell."""
@@ -437,7 +444,7 @@ class Group:
 
     def _is_deaf(self, now: float) -> bool:
         """Return whether this sidecar has heard nobody for so long that it looks after the shards by itself."""
-        return now - max(self.peers.echo_at, self._started) > self.peers.every + COUNT_AFTER
+        return self._is_refused or now - max(self.peers.echo_at, self._started) > self.peers.every + COUNT_AFTER
 
     # Beats of this sidecar
 

@@ -92,6 +92,8 @@ class Room:
         """The name of the exchange of operators' orders; empty where there is none."""
         self.fault = "not connected yet"
         """Why no beats are sent or received; empty while they are."""
+        self.is_refused = False
+        """Whether the broker has last refused the rights that beats need, so that none come soon."""
         self._next: bytes | None = None
         self._wake = asyncio.Event()
         self._sent_at = 0.0
@@ -131,7 +133,7 @@ class Room:
                     channel = await self.line.beats.channel()
                     exchange, queue = await self._enter(channel)
                 pause = FIRST_REJOIN_PAUSE
-                self._sent_at = 0.0
+                self._sent_at, self.is_refused = 0.0, False
                 self._tell("", queue)
                 await self._send_all(channel, exchange, queue)
             except TimeoutError:
@@ -139,6 +141,7 @@ class Room:
                 self._tell("the broker does not answer in time")
                 await self.line.beats.drop()
             except Exception as error:  # aio-pika raises many kinds, and none may end the beats
+                self.is_refused = isinstance(error, ChannelAccessRefused)
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:
                 await closed(channel)

@@ -218,7 +218,7 @@ class RunningGroup:
         self._ask(self.room.line.answer(queue, body))
 
     def _connected(self, queue: str) -> None:
-        self.state.connected(queue, time.monotonic())
+        self.state.connected(queue, time.monotonic(), is_refused=self.room.is_refused)
         self._wake.set()
 
     # Loops of the group

@@ -417,3 +417,16 @@ def test_a_shard_that_no_member_gets_is_refused_by_none() -> None:
         now,
     )
     assert refused(made, now + FIRST_LINK_PAUSE) == frozenset()
+
+
+def test_a_sidecar_without_the_rights_to_beat_looks_after_shards_at_once() -> None:
+    made = Group("own", "host", NOW)
+    made.follow(["s0", "s1"], NOW, NOW)
+    made.joined(Member("m", "/", "orders", 1, b"tag"), NOW)
+    made.tick(NOW + CALM)
+    made.connected("", NOW + CALM, is_refused=True)
+    assert made.tick(NOW + CALM).counted == ["s0", "s1"]
+    made.counted("s0", 0, NOW + CALM)
+    made.counted("s1", 1, NOW + CALM)
+    steps = [step for _, tick in ticks(made, NOW + CALM, NOW + 2 * CALM) for step in tick.steps]
+    assert {(step.act, step.shard) for step in steps} == {(Act.OPEN, "s0")}
