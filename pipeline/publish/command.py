@@ -123,6 +123,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, given: dict[str, str], parsed: Options) -> None:
+    """Publish all files of the input, batch by batch; with `--dry-run` only say what one batch of them would do.
+
+    `given` are the data source's options as text, and `parsed` the same options with their types.
+    """
     with spark_session("publish") as spark:
         spark.dataSource.register(RingProxy)
         given["task_attempts"] = str(task_attempts(spark))

@@ -127,7 +127,7 @@ def decide(view: View) -> Decision:
         for member_id in view.local
         for shard in view.members[member_id].links
     }
-    steps = _openings(view, targets) if view.hears else []
+    steps = _openings(view, links, targets) if view.hears else []
     if view.hears:
         steps += _releases(view, owners, targets)
     steps += _pauses(view)
@@ -184,9 +184,24 @@ def _may_have(view: View, member: str, shard: str) -> bool:
     return shard not in view.members[member].refused and shard not in view.lacking.get(member, ())
 
 
-def _openings(view: View, targets: Mapping[str, str]) -> list[Step]:
+def _openings(view: View, links: Links, targets: Mapping[str, str]) -> list[Step]:
     """Return the links that this sidecar's members are to open, as they are the targets."""
-    return [Step(Act.OPEN, target, shard) for shard, target in targets.items() if _can_open(view, target, shard)]
+    return [
+        Step(Act.OPEN, target, shard)
+        for shard, target in targets.items()
+        if _can_open(view, target, shard) and not _ends(view, target, links.get(shard, ()))
+    ]
+
+
+def _ends(view: View, target: str, links: Iterable[tuple[str, LinkBeat]]) -> bool:
+    """Return whether a shard with these links may be about to be deleted, so that its target should not consume it.
+
+    A member that stays in its group lets a link go where another one waits behind it, which needs no further one, and
+    at a marker. The target itself knows when its shard may have a link again.
+    """
+    return any(
+        link.state == _LEAVING and member != target and not view.members[member].is_leaving for member, link in links
+    )
 
 
 def _can_open(view: View, member_id: str, shard: str) -> bool:

@@ -58,7 +58,7 @@ def _told_links(member: Member, now: float) -> dict[str, tuple[int, float, int]]
     for shard, link in member.links.items():
         if link.state in TOLD and not (link.state == LinkState.OPENING and shard in told):
             told[shard] = link.state, link.since, link.unacked
-        elif link.is_marked:
+        elif link.may_end_its_shard:
             told[shard] = leaving, link.since, link.unacked
     return told
 
@@ -141,8 +141,13 @@ class Group:
         self._calm(now)
 
     def left(self, member: Member, now: float) -> None:
-        """Note that a member of this sidecar has left: its links are let go, or have ended with its session."""
+        """Note that a member of this sidecar has left: its links are let go, or have ended with its session.
+
+        The shards that it left alone as their queues may be deleted are left alone by another member in its place.
+        """
         member.leaving = True
+        if (heir := next((other for other in self.local.values() if not other.leaving), None)) is not None:
+            heir.endings = member.endings | heir.endings
         self.changed(member, now)
 
     def changed(self, member: Member, now: float) -> None:

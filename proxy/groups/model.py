@@ -157,8 +157,8 @@ class Link:
     """One member's consumer on one shard, from its basic.consume to the end of its channel."""
 
     __slots__ = (
-        "changed_at", "channel", "delivered", "delivered_at", "is_marked", "member", "shard", "since", "state",
-        "unacked",
+        "changed_at", "channel", "delivered", "delivered_at", "is_cancelled", "is_marked", "member", "shard", "since",
+        "state", "unacked",
     )  # fmt: skip
 
     def __init__(self, member: "Member", shard: str) -> None:
@@ -179,6 +179,13 @@ class Link:
         """How many deliveries of this link the client has neither acked nor rejected."""
         self.is_marked = False
         """Whether a marker has come by the link: the generation of its shard ends."""
+        self.is_cancelled = False
+        """Whether the broker has cancelled the consumer, most likely since the queue is being deleted."""
+
+    @property
+    def may_end_its_shard(self) -> bool:
+        """Whether the queue may be deleted at present, so that nobody should consume it."""
+        return self.is_marked or self.is_cancelled
 
     def enter(self, event: LinkEvent, now: float) -> LinkAction:
         """Go on to the state that `TABLE` names for an event; return what the broker is to be sent.
@@ -193,6 +200,7 @@ class Link:
         state, action = TABLE[row]
         if state != self.state:
             self.state, self.changed_at = state, now
+        self.is_cancelled = self.is_cancelled or event == LinkEvent.CANCELLED
         if state == LinkState.NONE:
             self.member.links.pop(self.shard, None)
             self.member.rest(self, now)
@@ -227,7 +235,7 @@ class Ending(NamedTuple):
     """The wait of a member for a shard that it let go at a marker, as its generation ends, and that it may get back.
 
     The command that put the marker is the shard's consumer next, and deletes its queue. RabbitMQ ends the connection of
-    a client that consumes meanwhile, with 541 (4.3.6). No link is opened as long as the broker counts a consumer,
+    a client that consumes meanwhile, with 541 (4.3.6). A cancel by the broker tells of a deletion, too. No link is opened as long as the broker counts a consumer,
     until it has counted none twice: one count may come just after the queue's last member, or during the deletion.
     Beats tell of the link that has ended as LEAVING meanwhile, and until another one is open, so that no other member
     opens one either.
@@ -318,11 +326,11 @@ class Member:
         return before is None or before.why != why
 
     def rest(self, link: Link, now: float) -> None:
-        """Have the shard of a link that has ended at a marker left alone until nobody consumes it.
+        """Have the shard of a link that has ended at a marker, or by a cancel, left alone until nobody consumes it.
 
         The pause until that is looked at doubles as long as links bring nothing but markers.
         """
-        if not link.is_marked:
+        if not link.may_end_its_shard:
             self.endings.pop(link.shard, None)
             return
         before = None if link.delivered else self.endings.get(link.shard)

@@ -202,16 +202,21 @@ class Overlay:
 
     def _delete_destination(self, destination: Destination, at: float) -> None:
         """Record that a destination was deleted, and with it every binding to it."""
+        # The exchange may be gone with its last binding, if it is an auto-delete one.
         self._declared = None
-        bound, unbound = self._added.pop_all(destination), self._removed.pop_all(destination)
-        gone = Binding(destination, _EVERY_KEY)
-        before = [*unbound, self._deletions.get(gone)]
-        self._record(self._deletions, gone, _Statement(at, bool(bound) or any(map(_contested, before))))
+        added, removed = self._added.pop_all(destination), self._removed.pop_all(destination)
+        whole = Binding(destination, _EVERY_KEY)
+        # This statement replaces all that were made about single bindings to the destination. It is contested if one
+        # of them said the opposite, or was contested itself.
+        replaced = [*removed, self._deletions.get(whole)]
+        contested = bool(added) or any(map(_contested, replaced))
+        self._record(self._deletions, whole, _Statement(at, contested))
 
     def _delete_exchange(self, at: float) -> None:
         """Record that the exchange was deleted, and with it every binding whose source it was."""
-        before = [*self._removed.values(), *self._deletions.values(), self._deleted, self._recreated]
-        self._deleted = _Statement(at, bool(self._added) or any(map(_contested, before)))
+        replaced = [*self._removed.values(), *self._deletions.values(), self._deleted, self._recreated]
+        contested = bool(self._added) or any(map(_contested, replaced))
+        self._deleted = _Statement(at, contested)
         self._recreated = self._declared = None
         for table in (self._added, self._removed, self._deletions):
             table.clear()

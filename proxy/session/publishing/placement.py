@@ -196,14 +196,15 @@ def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> b
 
     Empty for a client that takes no frames or has asked for no confirms, and where the answer waits for earlier ones.
     """
-    c.republishing.take(message)
+    c.republishing.take(message)  # it is under way no more
     channel = message.channel
     confirms = channel.confirms
     if not takes_frames(channel):
         return b""
     if not channel.unsettled_returns and channel.deferred:
         c.republishing.released.append(channel)
-    if not confirms.answered or message.origin.number <= confirms.base:
+    asked_for_confirms = confirms.answered and message.origin.number > confirms.base
+    if not asked_for_confirms:
         if settlement.outcome is not Outcome.CONFIRMED:
             c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).add(settlement.outcome)
         return b""

@@ -109,6 +109,14 @@ def test_a_target_opens_its_link_once() -> None:
     assert steps(decide(view(member("a"), shards="s", hears=False))) == []
 
 
+@pytest.mark.parametrize("is_leaving", [False, True])
+def test_a_target_opens_no_link_to_a_shard_that_another_member_has_let_go_at_a_marker(is_leaving: bool) -> None:
+    its = changed(member("a", s=link(LEAVING)), is_leaving=is_leaving, is_stalled=True)
+    decision = decide(view(its, member("b"), shards="s", local="b"))
+    assert decision.targets == {"s": "b"}
+    assert steps(decision) == ([("OPEN", "b", "s")] if is_leaving else [])
+
+
 def moving(target: MemberBeat, **more: Any) -> View:
     """A owns both shards, and b is to have one of them, t."""
     return view(member("a", s=link(since=1), t=link(since=2)), target, **more)

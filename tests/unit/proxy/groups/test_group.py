@@ -340,6 +340,20 @@ def test_a_member_that_has_left_does_not_hold_a_shard_that_ended_at_a_marker() -
     assert [dict(told.links) for told in made.beat(NOW + 1.0, is_full=True).told] == [{}]
 
 
+def test_another_member_leaves_a_shard_alone_in_the_place_of_one_that_is_gone() -> None:
+    made = group(1)
+    (member,) = made.local.values()
+    ended_at_a_marker(made, "s0", NOW + 1.0)
+    made.joined(heir := Member("n", "/", "orders", 1, b"tag"), NOW + 1.0)
+    made.left(member, NOW + 1.1)
+    assert heir.endings == member.endings
+    assert not made.tick(NOW + 2.0).steps
+    assert [told.links["s0"].state for told in made.beat(NOW + 2.0, is_full=True).told] == [LinkState.LEAVING]
+    for at in (2.5, 2.5 + COUNT_AGAIN):
+        made.counted("s0", 0, NOW + at)
+    assert [shard for _, shard in opened(made, NOW + 3.0, NOW + 4.0)] == ["s0"]
+
+
 def test_a_shard_is_its_owners_from_the_end_of_a_link_at_a_marker_until_the_next_one_has_ended() -> None:
     made = group(1)
     (member,) = made.local.values()

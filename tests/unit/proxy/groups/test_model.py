@@ -109,6 +109,14 @@ def test_the_pause_after_a_marker_begins_with_the_links_end_and_doubles_until_me
     assert (member.endings, member.pauses) == ({}, {})
 
 
+def test_a_shard_whose_consumer_the_broker_cancelled_is_left_alone_as_its_queue_may_be_deleted() -> None:
+    its = link(LinkState.OPEN)
+    its.enter(LinkEvent.CANCELLED, 5.0)
+    assert its.may_end_its_shard
+    its.enter(LinkEvent.CLOSED, 6.0)
+    assert its.member.endings["s"].until == 6.0 + FIRST_LINK_PAUSE
+
+
 @pytest.mark.parametrize("event", [LinkEvent.GIVE_UP, LinkEvent.CANCELLED, LinkEvent.REFUSED, LinkEvent.LOST])
 def test_a_link_by_which_a_marker_came_is_followed_by_a_pause_whatever_ends_it(event: LinkEvent) -> None:
     its = link(LinkState.OPEN)
