@@ -1,7 +1,7 @@
 """`apply --watch`: look again and again, and do what a file asks for, such as shards for a node that has joined.
 
-With `--ordered` as well, another number of shards in the file becomes a new generation. That may take as long as
-members take to work off the old shards, and the lock is held meanwhile: no other change is made until then.
+With `--ordered` as well, another number of shards in the file becomes a new generation. The change may take as long as
+members take to work off the old shards, and holds the lock: no other change is made until then.
 """
 
 import asyncio
