@@ -85,9 +85,9 @@ Starved links
 
 RabbitMQ has a quorum queue's deliveries made by the replica on the consumer's node. If that replica does not run, the
 queue takes publishes, counts the consumer as active, and sends it nothing for ever (measured on 4.3.6). Where readings
-show for a minute that messages of a shard wait, and its owner has none, the owner's sidecar gives the link up. Its
-member counts as refused there for ten minutes, as long as another one may have the shard: that may be connected to
-another node.
+show for a minute that messages of a shard wait, and its owner has none, the owner's sidecar gives the link up. The
+next consumer in the queue's line may be by another node, as of a command that drains the shard. The member counts as
+refused there for ten minutes, as long as another one may have the shard.
 
 Pauses
 ------

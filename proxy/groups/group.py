@@ -141,13 +141,9 @@ class Group:
         self._calm(now)
 
     def left(self, member: Member, now: float) -> None:
-        """Note that a member of this sidecar has left: its links are let go, or have ended with its session.
-
-        The shards that it left alone as their queues may be deleted are left alone by another member in its place.
-        """
+        """Note that a member of this sidecar has left: its links are let go, or have ended with its session."""
         member.leaving = True
-        if (heir := next((other for other in self.local.values() if not other.leaving), None)) is not None:
-            heir.endings = member.endings | heir.endings
+        self._inherit(member)
         self.changed(member, now)
 
     def changed(self, member: Member, now: float) -> None:
@@ -155,8 +151,16 @@ class Group:
         if member.id in self.local:
             if member.leaving and not member.links:
                 del self.local[member.id]
+                self._inherit(member)
             self._tell(now)
             self._soon(now)
+
+    def _inherit(self, member: Member) -> None:
+        """Have another member of this sidecar leave those shards alone that a member has which is going."""
+        if (heir := next((other for other in self.local.values() if not other.leaving), None)) is not None:
+            for shard, ending in member.endings.items():
+                if shard not in heir.endings or heir.endings[shard].at < ending.at:
+                    heir.endings[shard] = ending
 
     def refused(self, member: Member, shard: str, why: str, now: float, *, lacked_room: bool = False) -> bool:
         """Note that the broker has ended a member's link; return whether the reason is news.
@@ -170,6 +174,8 @@ class Group:
         """Note that the broker has no queue of that name; the next reading of the ring says whether it comes back."""
         if shard in self.shards:
             self.shards[shard].missing_at = now
+            for member in self.local.values():
+                member.endings.pop(shard, None)
             self._set_shards(now)
 
     def stalled(self, member: Member, until: float, now: float) -> None:
@@ -178,14 +184,11 @@ class Group:
         self._tell(now)
         self._soon(now)
 
-    def starved(self, member: Member, shard: str, now: float) -> bool:
-        """Have another member get a shard of which this one gets nothing; return whether there is another one."""
-        if not self._may_go_elsewhere(member, shard, now):
-            return False
+    def starved(self, member: Member, shard: str, now: float) -> None:
+        """Have another member get a shard of which this one gets nothing, if there is one that may."""
         member.starved[shard] = now + STARVED_FOR
         self._tell(now)
         self._soon(now)
-        return True
 
     # News of operators.
 
@@ -517,13 +520,12 @@ class Group:
 
     def _may_go_elsewhere(self, member: Member, shard: str, now: float) -> bool:
         """Return whether a fit member beside this one may have a shard."""
-        if any(
-            told.is_fit and shard not in told.refused
+        lacking = self._lacking(self.present)
+        return any(
+            told.is_fit and shard not in told.refused and shard not in lacking.get(told.id, ())
             for each in self.peers.all.values()
             for told in each.members.values()
-        ):
-            return True
-        return any(
+        ) or any(
             now >= max(other.stalled_until, other.starved.get(shard, 0.0))
             and not (shard in other.pauses and now < other.pauses[shard].until)
             for other in self.local.values()

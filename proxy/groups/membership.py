@@ -141,7 +141,8 @@ class Room:
                 self._tell("the broker does not answer in time")
                 await self.line.beats.drop()
             except Exception as error:  # aio-pika raises many kinds, and none may end the beats
-                self.is_refused = isinstance(error, ChannelAccessRefused)
+                # Once beats were sent and received, something else is refused, and others may be heard again.
+                self.is_refused = isinstance(error, ChannelAccessRefused) and bool(self.fault)
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:
                 await closed(channel)

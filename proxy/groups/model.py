@@ -235,10 +235,10 @@ class Ending(NamedTuple):
     """The wait of a member for a shard that it let go at a marker, as its generation ends, and that it may get back.
 
     The command that put the marker is the shard's consumer next, and deletes its queue. RabbitMQ ends the connection of
-    a client that consumes meanwhile, with 541 (4.3.6). A cancel by the broker tells of a deletion, too. No link is opened as long as the broker counts a consumer,
-    until it has counted none twice: one count may come just after the queue's last member, or during the deletion.
-    Beats tell of the link that has ended as LEAVING meanwhile, and until another one is open, so that no other member
-    opens one either.
+    a client that consumes meanwhile, with 541 (4.3.6). A cancel by the broker tells of a deletion, too. No link is
+    opened as long as the broker counts a consumer, until it has counted none twice: one count may come just after the
+    queue's last member, or during the deletion. Beats tell of the link that has ended as LEAVING meanwhile, and until
+    another one is open, so that no other member opens one either.
     """
 
     until: float
@@ -393,6 +393,9 @@ class Actions(Protocol):
 
     def operate(self, member: Member, order: Order) -> str:
         """Do an operator's order; return why it was not done, and an empty string where it was."""
+
+    def has_nothing(self, member: Member, shard: str) -> bool:
+        """Return whether a member with acks has nothing unsettled of a shard, be it at its client or kept back here."""
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""

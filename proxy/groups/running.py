@@ -385,26 +385,34 @@ class RunningGroup:
         return True
 
     def _check_starved(self, now: float) -> None:
-        """End the links that bring nothing of their shards though messages wait there, if another member may have them.
+        """End the links that bring nothing of their shards though messages wait there.
 
         RabbitMQ has a quorum queue's deliveries made by the replica on the consumer's node. If that does not run, the
-        queue takes publishes, counts the consumer as active, and sends it nothing for ever (measured on 4.3.6).
+        queue takes publishes, counts the consumer as active, and sends it nothing for ever (measured on 4.3.6). The
+        next consumer in the line may be by another node: that of another member, or of a command that drains the shard.
+
+        A sidecar that does not hear the others may be so as the broker has an alarm, and takes no acks.
         """
-        for shard, since in self.readings.waiting.items():
+        if not self.state.peers.hears(now):
+            return
+        for shard in self.readings.waiting:
             member = self.state.local.get(self.state.decision.owners.get(shard, ""))
             actions = self._actions.get(member.id) if member is not None else None
-            link = member.links.get(shard) if member is not None else None
-            if member is None or actions is None or link is None or link.state != LinkState.OPEN or link.unacked:
+            if member is None or actions is None or (starved := self.readings.starved(shard)) < STARVED:
                 continue
-            since = max(since, link.changed_at, link.delivered_at)
-            if now - since > STARVED and self.state.starved(member, shard, now):
+            with self._a_session():
+                link = member.links.get(shard)
+                if link is None or link.state != LinkState.OPEN or not actions.has_nothing(member, shard):
+                    continue
+                if max(link.delivered_at, link.changed_at) > self.readings.waiting[shard]:
+                    continue
                 log.warning(
-                    "%s: messages of shard %r wait, and RabbitMQ has sent none to its consumer, member %s, for %.0f s:"
-                    " another member gets the shard",
-                    *(self._title, shard, member.client or member.id, now - since),
+                    "%s: messages of shard %r wait, and RabbitMQ has sent none to its only consumer, member %s, for"
+                    " %.0f s: the next consumer gets the shard",
+                    *(self._title, shard, member.client or member.id, starved),
                 )
-                with self._a_session():
-                    actions.give_up(member, shard)
+                self.state.starved(member, shard, now)
+                actions.give_up(member, shard)
 
     def _held_of(self, shard: str) -> set[str]:
         """Return the fingerprints of the messages of a shard with tries that members of this sidecar have here."""

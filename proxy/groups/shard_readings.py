@@ -119,6 +119,8 @@ class Reading(NamedTuple):
     """Whether the queue deletes a message that was returned too often, as it has no dead-letter exchange."""
     lag: Lag
     consumers: int
+    links: int
+    """The number of the queue's consumers that consume through a group, with those of other groups and of the past."""
     direct: int
     """The number of the queue's consumers that do not consume through a group, nor end its generation."""
     waits_by_default: bool
@@ -172,14 +174,6 @@ async def read(api: Management, vhost: str, shards: Sequence[str], known: Mappin
             if answer is not None:
                 found[shard] = parse_shard(shard, answer, version, began, known.get(shard), has_rates=has_rates)
     return judge(found)
-
-
-def _has_waiting(shard: Reading) -> bool:
-    """Return whether messages wait for a member: ready ones, and those that RabbitMQ has sent to nobody.
-
-    A program that consumes the shard itself may hold unacked ones.
-    """
-    return bool(shard.lag.ready or (shard.lag.unacked and not shard.direct))
 
 
 def judge(shards: Mapping[str, Reading]) -> Exactness:
@@ -304,7 +298,8 @@ def parse_shard(
         is_quorum and not dead_letters and _has_limit(arguments, policy, version),
         _lag(queue, has_rates=has_rates),
         len(queue.consumer_details),
-        sum(_is_stranger(each) for each in queue.consumer_details),
+        sum(map(_is_link, queue.consumer_details)),
+        sum(not _is_link(each) and not _is_drainer(each) for each in queue.consumer_details),
         # From 4.3 on a quorum queue waits for the consumer of a lost node, and can delay what comes back.
         is_quorum and version >= (4, 3) and limits == (None, None),
         read_at,
@@ -352,16 +347,16 @@ def _shows_priorities(queue: _Queue) -> bool:
     return len([count for count in counts if count]) > 1
 
 
-def _is_stranger(consumer: object) -> bool:
-    """Return whether a consumer is neither of a group nor of the command that ends a generation.
+def _is_link(consumer: object) -> bool:
+    """Return whether a consumer is of a group: all of those have an x-priority."""
+    arguments = consumer.get("arguments") if isinstance(consumer, dict) else None
+    return isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
 
-    All consumers of groups have an x-priority.
-    """
-    if not isinstance(consumer, dict):
-        return True
-    arguments, tag = consumer.get("arguments"), consumer.get("consumer_tag")
-    is_link = isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
-    return not is_link and not (isinstance(tag, str) and tag.startswith(DRAINER))
+
+def _is_drainer(consumer: object) -> bool:
+    """Return whether a consumer is of the command that ends a generation."""
+    tag = consumer.get("consumer_tag") if isinstance(consumer, dict) else None
+    return isinstance(tag, str) and tag.startswith(DRAINER)
 
 
 def between(shards: int, least: float) -> float:
@@ -492,7 +487,7 @@ class Readings:
         found: dict[str, float] = {}
         for member in self._state.local.values():
             for shard, link in member.links.items():
-                found[shard] = max(found.get(shard, 0.0), link.delivered_at)
+                found[shard] = max(found.get(shard, 0.0), link.delivered_at, link.changed_at)
         for told in self._state.members(time.monotonic()).values():
             found |= {shard: float("inf") for shard, link in told.links.items() if link.unacked}
         return found
@@ -505,8 +500,22 @@ class Readings:
         was, before = self.exactness.shards.get(shard), self.waiting.get(shard)
         if it is None or was is None or it is was or it.read_at - was.read_at < STATISTICS:
             return before if it is not None else None
-        waits = _has_waiting(it) and _has_waiting(was) and got < was.read_at - STATISTICS
-        return (before or was.read_at) if waits else None
+        waits = it.lag.messages if self._is_alone(shard, it) else it.lag.ready
+        waited = was.lag.messages if self._is_alone(shard, was) else was.lag.ready
+        return (before or was.read_at) if waits and waited and got < was.read_at - STATISTICS else None
+
+    def _is_alone(self, shard: str, it: Reading) -> bool:
+        """Return whether the link of a member of this sidecar is the only consumer that can have a shard's messages.
+
+        Where a command that ends the generation waits in the line, it is behind the member.
+        """
+        has_link = any(shard in member.links for member in self._state.local.values())
+        return has_link and it.type == "quorum" and it.is_single and it.links == 1 and not it.direct
+
+    def starved(self, shard: str) -> float:
+        """Return for how many seconds, by readings, the only consumer of a shard has got nothing; 0 if not known."""
+        since, it = self.waiting.get(shard), self.exactness.shards.get(shard)
+        return it.read_at - since if since is not None and it is not None and self._is_alone(shard, it) else 0.0
 
     def _judge(self, seen: Exactness) -> None:
         before, self.exactness = self.exactness, seen

@@ -98,8 +98,8 @@ LONGEST_CONSUMED: Final = 60.0
 or as a command that hangs: it then waits in the line."""
 
 STARVED: Final = 60.0
-"""From the reading by which messages of a shard wait, though its owner has none of them, until another member gets the
-shard."""
+"""From the reading by which messages of a shard wait, though its owner has none of them, until its link
+ends, and the next consumer gets the shard."""
 
 STARVED_FOR: Final = 600.0
 """From that until the former owner may have the shard again though another one may have it, too."""

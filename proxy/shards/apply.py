@@ -36,15 +36,18 @@ class StoppedError(Exception):
         self.lines = tuple(lines)
 
 
-async def apply(broker: Broker, lock: Lock, document: Sequence[Sharded], say: Say) -> Plan:
+async def apply(broker: Broker, lock: Lock, document: Sequence[Sharded], say: Say, *, moves: bool = True) -> Plan:
     """Take the steps that a file asks for, and return the plan that they were.
 
-    Nothing is done if the plan has refusals. Raises StoppedError, DocumentError, ManagementError or TopologyError.
+    Nothing is done if the plan has refusals. With `moves` off, StoppedError is raised if it would move keys. Raises
+    StoppedError, DocumentError, ManagementError or TopologyError.
     """
     vhosts = [exchange.vhost for exchange in document]
     plan = make_plan(document, await broker.states(vhosts))
     if plan.refusals:
         return plan
+    if not moves and any(planned.moves for planned in plan.exchanges):
+        raise StoppedError(["keys would move out of order: somebody else has changed the shards meanwhile"])
     steps = plan.steps
     for done, (vhost, step) in enumerate(steps):
         try:

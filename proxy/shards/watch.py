@@ -9,7 +9,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from proxy.shards.generation import begun, differs
 from proxy.shards.plan import Plan, make_plan
 from proxy.shards.reshard import Manner, reshard
 from proxy.shards.shard import Sharded
+from proxy.shards.state import State
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
 
@@ -53,7 +54,7 @@ class Watch:
         self._settings, self._file, self._manner = settings, file, manner
         self._told: tuple[str, ...] = ()
         self._differed: list[Sharded] = []
-        """The exchanges of the file that have had other shards since the last look."""
+        """The exchanges of the file that had other shards after the last look."""
         self._is_fenced = False
         """Whether all nodes have told, since the last step, that they know the bindings of groups."""
         self.fault = "no look has ended yet"
@@ -62,7 +63,9 @@ class Watch:
         self._looks = Counter(
             "ringproxy_topology_looks", "Looks at the file and the cluster.", ["result"], registry=self.registry
         )
-        self._steps = Counter("ringproxy_topology_steps", "Steps that were taken.", registry=self.registry)
+        self._steps = Counter(
+            "ringproxy_topology_steps", "Steps that were taken, but for those in order.", registry=self.registry
+        )
         self._ok_at = Gauge(
             "ringproxy_topology_last_ok_timestamp_seconds",
             "When all was last as the file says.",
@@ -93,7 +96,7 @@ class Watch:
         """
         try:
             async with reached(self._settings) as broker:
-                plan = await self._looked(broker)
+                plan, lines = await self._looked(broker)
         except LockedError as error:
             self._looks.labels("locked").inc()
             if str(error) not in self._told:
@@ -107,46 +110,69 @@ class Watch:
                 log.exception("unexpected error during a look at the file and the cluster; the next look follows")
             self._ended([unexpected])
         else:
-            self._show(plan)
-            self._ended([*plan.refusals], plan.warnings)
+            self._ended([*plan.refusals, *lines], plan.warnings)
 
-    async def _looked(self, broker: Broker) -> Plan:
-        """Return the plan of the file once its steps are taken."""
+    async def _looked(self, broker: Broker) -> tuple[Plan, list[str]]:
+        """Return the plan of the file once its steps are taken, and why exchanges of the file were left out of it."""
         document = load(self._file)
         vhosts = [exchange.vhost for exchange in document]
-        if self._manner is not None:
-            document = await self._reshard(broker, document, self._manner)
-        plan = make_plan(document, await broker.states(vhosts))
+        states = await broker.states(vhosts)
+        self._show(make_plan(document, states))
+        lines: list[str] = []
+        if self._manner is not None and await self._reshard(broker, document, states, self._manner, lines):
+            # That may have taken hours: the file, and all the rest, are read anew.
+            return make_plan((), states), lines
+        rest = tuple(exchange for exchange in document if exchange not in self._differed)
+        plan = make_plan(rest, states)
         if plan.steps and not plan.refusals:
             async with locked(broker, vhosts, "apply --watch") as lock:
                 self._is_fenced = False
-                plan = await apply(broker, lock, document, self._step)
-        if not self._is_fenced and not plan.refusals:
+                plan = await apply(broker, lock, rest, self._step, moves=self._manner is None)
+        if not self._is_fenced and not plan.refusals and rest == document:
             await fence(broker, document, log.info)
             self._is_fenced = True
-        return plan
+        return plan, lines
 
-    async def _reshard(self, broker: Broker, document: Sequence[Sharded], manner: Manner) -> tuple[Sharded, ...]:
-        """Change the shards of each exchange that has other ones than the file says, in order. Raises StoppedError.
+    async def _reshard(
+        self,
+        broker: Broker,
+        document: Sequence[Sharded],
+        states: Mapping[str, State],
+        manner: Manner,
+        lines: list[str],
+    ) -> bool:
+        """Change the shards of each exchange that has other ones than the file says, in order; return whether any was.
 
         A change begins at the second look that finds the difference: the management API may leave out what is there.
-        The result has the exchanges of the file but those that differ since this look.
+        `lines` get why a change was not made, and `_differed` the exchanges of which it was not.
         """
-        if unnumbered := [exchange for exchange in document if exchange.numbers is None]:
-            why = "shards_per_node: --ordered changes a number of shards; write shards = N"
-            raise StoppedError([f"{exchange.place}: {why}" for exchange in unnumbered])
-        states = await broker.states(exchange.vhost for exchange in document)
         before, self._differed = self._differed, []
+        is_changed = False
         for exchange in document:
             state = states[exchange.vhost]
             is_begun = begun(exchange, state) is not None
-            if state.generations(exchange.name) and (is_begun or differs(exchange, state)):
+            if exchange.numbers is None:
                 self._differed.append(exchange)
-                if is_begun or exchange in before:
-                    async with locked(broker, [exchange.vhost], "apply --watch --ordered") as lock:
-                        await reshard(broker, lock, exchange, manner, self._step)
-                    self._differed.remove(exchange)
-        return tuple(exchange for exchange in document if exchange not in self._differed)
+                lines.append(
+                    f"{exchange.place}: shards_per_node: --ordered changes a number of shards; write shards = N"
+                )
+            elif exchange.name in state.exchanges and (is_begun or differs(exchange, state)):
+                self._differed.append(exchange)
+                if not is_begun and exchange not in before:
+                    lines.append(f"{exchange.name}: has other shards than the file says; they change at the next look")
+                elif not state.generations(exchange.name):
+                    self._differed.remove(exchange)  # it has none, so that nothing can lose its order
+                else:
+                    self.fault = f"{exchange.name}: its shards are being changed in order"
+                    try:
+                        async with locked(broker, [exchange.vhost], "apply --watch --ordered") as lock:
+                            await reshard(broker, lock, exchange, manner, log.info)
+                    except (StoppedError, LockedError) as error:
+                        lines += error.lines if isinstance(error, StoppedError) else [str(error)]
+                    else:
+                        self._differed.remove(exchange)
+                        self._is_fenced, is_changed = False, True
+        return is_changed
 
     def _step(self, line: str) -> None:
         self._steps.inc()

@@ -91,6 +91,9 @@ class MemberSession:
     def operate(self, member: Member, order: Order) -> str:
         return "no member is in series"
 
+    def has_nothing(self, member: Member, shard: str) -> bool:
+        return not member.links[shard].unacked
+
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True
 

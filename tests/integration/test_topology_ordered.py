@@ -1,5 +1,6 @@
 """`ring-proxy topology apply --ordered`: another number of shards, or other weights, with each key's order kept."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,27 +204,54 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
         wire.goodbye()
 
 
-async def test_a_watch_changes_the_shards_that_its_file_changes(topology: Topology) -> None:
-    topology.write(FILE.format(2))
+def watching(topology: Topology) -> Watch:
+    """Return what `apply --watch --ordered` runs, for a fleet that may have other tests' sidecars, or none."""
     broker_url, management_url = (URL(url, encoded=True) for url in (topology.amqp_url, topology.management_url))
     settings = Settings(broker_url=broker_url, management_url=(management_url,))
-    watch = Watch(settings, topology.file, Manner([each.admin_url for each in Sidecar.running], no_sidecars=True))
+    return Watch(settings, topology.file, Manner([each.admin_url for each in Sidecar.running], no_sidecars=True))
+
+
+async def test_a_watch_changes_the_shards_that_its_file_changes(topology: Topology) -> None:
+    topology.write(FILE.format(2))
+    watch = watching(topology)
     await watch.look()
     assert (watch.fault, queues(topology)) == ("", {"orders.1", "orders.2"})
     topology.write(FILE.format(3))
     fleet_flags(topology.vhost.api)
     await watch.look()
     # It may be a lie of the management API. Meanwhile the exchange does not get a third shard without an order.
+    assert watch.fault == "orders: has other shards than the file says; they change at the next look"
     assert queues(topology) == {"orders.1", "orders.2"}
     with stopped_after(9):
         await watch.look()
     assert "the management API is away" in watch.fault
     await watch.look()
     assert (watch.fault, queues(topology)) == ("", {"orders.g2.1", "orders.g2.2", "orders.g2.3"})
-    topology.write(FILE.format(3).replace("shards = 3", "shards_per_node = 1"))
     await watch.look()
+    assert (
+        watch.registry.get_sample_value(
+            "ringproxy_topology_shards", {"vhost": topology.vhost.name, "exchange": "orders"}
+        )
+        == 3
+    )
+
+
+def test_a_watch_makes_the_other_exchanges_though_one_is_refused(topology: Topology) -> None:
+    topology.write(FILE.format(2))
+    topology.did("apply")
+    more = FILE.replace('"orders"', '"payments"').format(2)
+    topology.write(
+        FILE.format(4)
+        + "retiring = [3]\n"
+        + FILE.replace('"orders"', '"refunds"').replace("shards = {}", "shards_per_node = 1")
+        + more
+    )
+    watch = watching(topology)
+    for _ in range(2):
+        asyncio.run(watch.look())
+    assert "retiring: [3]: a new generation leaves shards out" in watch.fault
     assert "shards_per_node: --ordered changes a number of shards" in watch.fault
-    assert queues(topology) == {"orders.g2.1", "orders.g2.2", "orders.g2.3"}
+    assert queues(topology) == {"orders.1", "orders.2", "payments.1", "payments.2"}
 
 
 @pytest.mark.versions

@@ -118,6 +118,14 @@ class GroupActions:
         self._then()
         return why
 
+    def has_nothing(self, member: Member, shard: str) -> bool:
+        """Return whether a member with acks has nothing unsettled of a shard, be it at its client or kept back here."""
+        link = member.links.get(shard)
+        source = self._consuming.sources.get(link.channel) if link is not None else None
+        if link is None or link.unacked or member.no_ack or not isinstance(source, TaggedSource):
+            return False
+        return self._consuming.c.running and (source.window is None or not source.window.held)
+
     def is_with_client(self, member: Member, shard: str) -> bool:
         """Return whether the client has the oldest delivery of a shard, which in series may wait in the sidecar."""
         link = member.links.get(shard)

@@ -25,6 +25,7 @@ from proxy.http.admin.group_metrics import collect
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
+from proxy.topology.marker import DRAINER
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
@@ -72,6 +73,9 @@ class Session:
 
     def operate(self, member: Member, order: Order) -> str:
         return "no member is in series"
+
+    def has_nothing(self, member: Member, shard: str) -> bool:
+        return not member.links[shard].unacked
 
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True
@@ -338,26 +342,53 @@ async def test_a_member_that_does_not_ack_gives_its_shard_away(fake: FakeManagem
         assert groups.report()[0]["members"][0]["stalled"] is True
 
 
-async def test_a_member_that_gets_nothing_gives_its_shard_to_another_one(
-    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+QUORUM = {"type": "quorum", "arguments": {"x-single-active-consumer": True}}
+A_LINK = {"consumer_tag": "ctag1", "arguments": {"x-priority": 0}}
+A_STRANGER = {"consumer_tag": "mine", "arguments": {}}
+A_DRAINER = {"consumer_tag": f"{DRAINER}1", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("consumers", "held", "hears", "is_given_up"),
+    [
+        ([A_LINK], 0, True, True),
+        ([A_LINK, A_DRAINER], 0, True, True),
+        ([A_LINK, A_LINK], 0, True, False),
+        ([A_LINK, A_STRANGER], 0, True, False),
+        ([A_LINK], 1, True, False),
+        ([A_LINK], 0, False, False),
+    ],
+)
+async def test_a_link_is_given_up_if_it_alone_can_have_what_waits_and_gets_nothing(
+    fake: FakeManagement,
+    api: Management,
+    monkeypatch: pytest.MonkeyPatch,
+    consumers: list[Any],
+    held: int,
+    hears: bool,
+    is_given_up: bool,
 ) -> None:
-    monkeypatch.setattr(running_module, "STARVED", 5.0)
+    """The messages are unacked at the broker, which has sent them to nobody."""
+    monkeypatch.setattr(shard_readings, "STATISTICS", 0.0)
+    monkeypatch.setattr(running_module, "STARVED", 0.2)
     monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
-    async with owning(fake, api, "held", "new", "starved", groups_ack_timeout=0.0) as (groups, its, session):
-        group, now = groups.running["/", "orders"], time.monotonic()
-        await eventually(lambda: len(group.state.decision.owners) == 3)
-        for shard in ("new", "starved"):
-            its.links[shard].unacked = 0
-        for shard in ("held", "starved"):
-            its.links[shard].changed_at = now - 10.0
-        group.readings.waiting = dict.fromkeys(its.links, now - 10.0)
-        await asyncio.sleep(0.3)
-        assert ("give up", "starved") not in session.did  # nobody else may have it
-        groups.join(other := member("other"), Session())
-        await eventually(lambda: ("give up", "starved") in session.did)
-        assert set(its.starved) == {"starved"}
-        assert [each for each in session.did if each[0] == "give up"] == [("give up", "starved")]
-        groups.leave(other)
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    fake.queues["/", "q1"] = {
+        **QUORUM, "messages_ready": 0, "messages_unacknowledged": 3, "consumer_details": consumers
+    }  # fmt: skip
+    async with owning(fake, api, "q1", groups_ack_timeout=0.0) as (groups, its, session):
+        group = groups.running["/", "orders"]
+        its.links["q1"].unacked = held
+        await eventually(lambda: group.state.decision.owners == {"q1": its.id})
+        monkeypatch.setattr(group.state.peers, "hears", lambda now: hears)
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            await group.readings.look(0.0)
+        is_alone = A_LINK not in consumers[1:] and A_STRANGER not in consumers
+        assert bool(group.readings.waiting) == (is_alone and not held)
+        await asyncio.sleep(0.2)
+        assert (("give up", "q1") in session.did) == is_given_up
+        assert set(its.starved) == ({"q1"} if is_given_up else set())
 
 
 async def test_the_tries_of_a_message_that_is_held_stay_known(

@@ -68,7 +68,8 @@ async def test_nodes_are_asked_for_groups_at_the_first_look_after_steps_and_unti
     async def states(_: object) -> dict[str, Any]:
         return {}
 
-    async def apply(*_: object) -> Plan:
+    async def apply(*_: object, moves: bool) -> Plan:
+        assert moves
         plan.steps = ()
         return cast("Plan", plan)
 
