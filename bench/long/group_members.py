@@ -164,6 +164,9 @@ class OneMember:
         """Return why an operator's order is not done."""
         return "no member is in series"
 
+    def has_nothing(self, member: Member, shard: str) -> bool:
+        return not member.links[shard].unacked
+
     def is_with_client(self, member: Member, shard: str) -> bool:
         return True
 
