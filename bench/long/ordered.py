@@ -150,8 +150,8 @@ def _change(world: World, meter: Meter, sidecars: int, shards: int, backlog: int
         fleet = [stack.enter_context(running_compiled(world.node, settings)) for _ in range(sidecars)]
         for each in fleet:
             await_ring(each.http_url, _EXCHANGE, _VHOST)
-        _fill(world, shards, backlog)
         load = _Load(fleet)
+        _fill(world, load.load, shards, backlog)
         if not backlog:
             load.consume()
         time.sleep(_USUAL)
@@ -220,7 +220,7 @@ def _run(world: World, meter: Meter, shards: int, sidecars: Sequence[str] | None
     )
 
 
-def _fill(world: World, shards: int, messages: int) -> None:
+def _fill(world: World, load: OrderedLoad, shards: int, messages: int) -> None:
     """Publish a backlog to all shards in turn, with numbers as the judge wants them."""
     if not messages:
         return
@@ -229,6 +229,7 @@ def _fill(world: World, shards: int, messages: int) -> None:
     for number in range(messages):
         shard = number % shards
         channel.basic_publish("", f"{_EXCHANGE}.{shard + 1}", f"{_AHEAD} {shard} {number}".encode(), persistent)
+        load.confirmed[_AHEAD, shard].append(Published(number, 0.0, 0.0))
     connection.close()
 
 

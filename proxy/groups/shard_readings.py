@@ -1,4 +1,4 @@
-"""The readings of a group's shards from the management API, for reports, alerts and warnings: no decision needs them.
+"""The readings of a group's shards from the management API, for reports, alerts, warnings and starved links.
 
 They tell whether shards can move between members without messages of a key changing their order. The answer depends on
 the version of RabbitMQ, and on the type, arguments and consumers of the shards. They also tell which shards have
