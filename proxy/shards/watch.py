@@ -120,7 +120,7 @@ class Watch:
         self._show(make_plan(document, states))
         lines: list[str] = []
         if self._manner is not None and await self._reshard(broker, document, states, self._manner, lines):
-            # That may have taken hours: the file, and all the rest, are read anew.
+            # The change may have taken hours, so the file and all the rest are read anew.
             return make_plan((), states), lines
         rest = tuple(exchange for exchange in document if exchange not in self._differed)
         plan = make_plan(rest, states)
