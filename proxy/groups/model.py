@@ -259,9 +259,9 @@ class Member:
     """One consumer that a client has started on a group's name, until all its links have ended."""
 
     __slots__ = (
-        "attempts", "channel", "client", "crashes", "endings", "exchange", "group", "id", "in_series", "leaving",
-        "links", "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until", "starved",
-        "tag", "vhost",
+        "attempts", "channel", "client", "crashes", "ending", "endings", "exchange", "group", "id", "in_series",
+        "leaving", "links", "no_ack", "pauses", "prefetch", "redelivered", "returns", "since", "stalled_until",
+        "starved", "strange", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -275,6 +275,10 @@ class Member:
         """The links that are there, by shard."""
         self.pauses: dict[str, Pause] = {}
         """By shard, the pause after a refusal, also one that is over, until a link is open."""
+        self.ending: frozenset[str] | None = None
+        """The shards whose generation ends, as the bindings say: markers in others are none. None if not known."""
+        self.strange: set[str] = set()
+        """The shards in which markers have come that are none, as was logged."""
         self.endings: dict[str, Ending] = {}
         """By shard that the member let go at a marker, the wait after that, also one that is over.
 
@@ -359,6 +363,7 @@ class Member:
         self.pauses.pop(shard, None)
         self.endings.pop(shard, None)
         self.starved.pop(shard, None)
+        self.strange.discard(shard)
 
 
 class Actions(Protocol):

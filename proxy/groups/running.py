@@ -25,7 +25,7 @@ from proxy.groups.pause_log import PauseLog
 from proxy.groups.pausing import Pausing
 from proxy.groups.peers import Question
 from proxy.groups.redelivered import Redelivered
-from proxy.groups.shard_readings import Exactness, Readings, queues_of
+from proxy.groups.shard_readings import Exactness, Readings, ending, queues_of
 from proxy.groups.timing import ACKS_EVERY, STARVED
 from proxy.topology.bindings import balancing
 from proxy.topology.management import Management
@@ -110,6 +110,8 @@ class RunningGroup:
         self._next_acks = 0.0
         self._followed: Entry | None = None
         """The reading of the ring whose queues are the group's shards."""
+        self._ending: frozenset[str] | None = None
+        """The shards whose generation ends, by that reading; None if not known."""
         ordered = self._ordered if parts.operators else None
         balanced_by = balancing(exchange, name[1])
         self.room = parts.membership.enter(*name, balanced_by, self._heard, self._connected, ordered)
@@ -131,6 +133,7 @@ class RunningGroup:
         member.redelivered, member.attempts = self.redelivered, self.state.attempts
         now = time.monotonic()
         self._follow(now)
+        member.ending = self._ending
         self.state.joined(member, now)
         self._wake.set()
 
@@ -287,6 +290,9 @@ class RunningGroup:
         self._followed = entry
         shards = queues_of(entry, self.name[1], self.ring[1])
         self.readings.missing = frozenset(q for lost in entry.incomplete.values() for q in lost).intersection(shards)
+        self._ending = ending(entry)
+        for member in self.state.local.values():
+            member.ending = self._ending
         self.state.follow(shards, entry.read_at, now)
 
     def _do(self, step: Step, now: float) -> None:

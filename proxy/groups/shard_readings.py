@@ -374,6 +374,14 @@ def queues_of(entry: Entry, group: str, exchange: str) -> list[str]:
     return sorted({queue for groups in opened for name, queue in groups if name == group})
 
 
+def ending(entry: Entry) -> frozenset[str] | None:
+    """Return the queues of generations before the ring's, which end; None if an earlier process has read the entry."""
+    if entry.restored:
+        return None
+    shards = (shard for each in entry.others if each.number < entry.generation for shard in each.shards.values())
+    return frozenset(queue for shard in shards for _, queue in shard.groups)
+
+
 def no_group(group: str, exchange: str, entry: Entry) -> str:
     """Return why nobody can consume a group that an exchange does not have, and what to do about it."""
     own = group.removeprefix(f"{exchange}/")

@@ -19,6 +19,7 @@ from proxy.commands.group import MEMBERS_VIEW, show
 from proxy.topology.marker import DRAINER, LINK_PRIORITY
 from proxy.wire.content import MARKER
 from testbed.broker import Broker
+from tests.integration import generations
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import consume, deliveries, numbers, publish, sharded
@@ -80,10 +81,17 @@ def commanding(client: Client, broker: Broker, vhost: VirtualHost) -> Iterator[C
         yield Command(wire, line)
 
 
+def ending(vhost: VirtualHost) -> None:
+    """Make the exchange, and a later generation of one shard, which is open to no group."""
+    sharded(vhost, SHARDS)
+    generations.declare(vhost, 2, 1)
+    generations.bind(vhost, 2, 0, 1)
+
+
 @pytest.fixture
 def grouping(start_sidecar: StartSidecar, vhost: VirtualHost) -> Sidecar:
-    """Start a sidecar whose clients may consume from the name orders, which has two shards."""
-    sharded(vhost, SHARDS)
+    """Start a sidecar whose clients may consume from the name orders, with two shards of a generation that ends."""
+    ending(vhost)
     vhost.permit(USER, configure=r"^orders\.group", write=".*", read=".*")
     return start_sidecar(groups="orders", groups_retry_delay="0.05", groups_retry_delay_max="0.2")
 
@@ -294,7 +302,7 @@ def test_a_marker_without_its_command_is_looked_at_now_and_then_and_what_comes_o
 def test_a_message_before_the_marker_may_take_longer_than_a_shard_that_moves_waits(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, broker: Broker
 ) -> None:
-    sharded(vhost, SHARDS)
+    ending(vhost)
     sidecar = start_sidecar(groups="orders", groups_leave_timeout="1")
     publish(client, sidecar.amqp_port, vhost, [("", ENDING, b"%d" % n) for n in range(12)])
     with commanding(client, broker, vhost) as command, client.session(sidecar.amqp_port, vhost.name) as member:
@@ -333,3 +341,58 @@ def test_a_client_that_consumes_from_the_queue_itself_gets_the_marker(
         consume(stranger, 1, exchange=ENDING)
         content = stranger.content(1, Basic.Deliver)
         assert (content.properties.headers or {}).get(MARKER.decode()) == 1
+
+
+@pytest.mark.parametrize("series", [{}, {"x-ring-in-series": True}], ids=["", "in series"])
+def test_a_marker_that_somebody_forges_in_a_shard_that_does_not_end_stops_nothing(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, broker: Broker, series: dict[str, Any]
+) -> None:
+    sharded(vhost, SHARDS)
+    sidecar = start_sidecar(groups="orders")
+    with commanding(client, broker, vhost) as forger, client.session(sidecar.amqp_port, vhost.name) as member:
+        forger.put(b"0")
+        for number in range(1, 4):
+            forger.put_marker()
+            forger.put(b"%d" % number)
+        member.channel(1, confirm=False)
+        member.ask(1, Basic.Qos(0, 10), Basic.QosOk)
+        member.ask(1, Basic.Consume(0, "orders", "c", arguments=series), Basic.ConsumeOk)
+        for number in range(4):
+            assert numbers(deliveries(member, 1, 1)) == [number]
+            member.tell(1, Basic.Ack(0, True))
+        forger.put_marker()
+        forger.put(b"4")
+        assert numbers(deliveries(member, 1, 1)) == [4]
+        member.tell(1, Basic.Ack(0, True))
+        nothing_comes(member)
+        # The broker has the acks of markers, too.
+        member.close()
+        wait_until("no consumer", lambda: not consumers(vhost))
+        assert forger.wire.ask(1, Queue.Purge(0, ENDING), Queue.PurgeOk).message_count == 0
+    assert sidecar.log().count("are taken away") == 1
+    assert "ends with its generation" not in sidecar.log()
+
+
+def test_a_marker_counts_as_soon_as_the_sidecar_knows_that_the_generation_ends(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    """The command puts another one where its marker was taken away."""
+    sharded(vhost, SHARDS)
+    sidecar = start_sidecar(groups="orders", sync_interval="1")
+    with commanding(client, broker, vhost) as command, client.session(sidecar.amqp_port, vhost.name) as member:
+        member.channel(1, confirm=False)
+        consume(member, 1, prefetch=10)
+        wait_until("its link", lambda: len(consumers(vhost)) == 1)
+        command.queue_up()
+        command.put_marker()
+        wait_until("it is taken away", lambda: "are taken away" in sidecar.log())
+        generations.declare(vhost, 2, 1)
+        generations.bind(vhost, 2, 0, 1)
+
+        def known() -> bool:
+            command.put_marker()
+            return "ends with its generation" in sidecar.log()
+
+        wait_until("it counts", known)
+        assert command.line.content(2, Basic.Deliver).body == b""
+        nothing_comes(member)

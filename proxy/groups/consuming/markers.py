@@ -8,7 +8,12 @@ No client gets a marker, and the sidecar neither acks nor rejects it: it goes ba
 link, for the command. (A member without acks has taken it out of the queue by then.) The link is let go once all before
 the marker is settled. LEAVING means that already, since the client gets nothing that comes behind. In series, messages
 wait in the window, and so does what was returned: the link goes on until nothing is held, also of messages that came
-behind the marker, and only then is let go. `Member.let_go_at_marker` has the pause after the link's end.
+behind the marker, and only then is let go. `Member.rest` has the pause after the link's end.
+
+Whoever may write to the default exchange can publish what looks like a marker, and it would stop the shard for good. A
+real one comes only once every sidecar routes by a later generation. A marker in a shard whose generation does not end,
+as this sidecar has read the bindings, is therefore acked, like a probe. Should it have been real, the command, which
+waits in the line, finds its marker gone and puts another one.
 """
 
 # mypyc: compiled
@@ -17,7 +22,7 @@ import logging
 
 from proxy.groups.consuming import links
 from proxy.groups.consuming.hidden import Consuming, HiddenChannel
-from proxy.groups.model import LinkState
+from proxy.groups.model import Link, LinkState
 from proxy.wire import content
 from proxy.wire.frames import BASIC_ACK, END, U32, u64
 
@@ -34,10 +39,14 @@ def is_marker(method: bytes, data: bytes, i: int, end: int) -> bool:
 
 def take(g: Consuming, hidden: HiddenChannel) -> None:
     """Take a marker, of which `hidden` has the method: the client gets nothing of it, and its link is let go."""
-    method, hidden.frame = hidden.frame, b""
-    hidden.end()
     link, window = hidden.link, hidden.window
     assert link is not None
+    if link.member.ending is not None and link.shard not in link.member.ending:
+        _tell_strange(link)
+        take_probe(g, hidden)
+        return
+    method, hidden.frame = hidden.frame, b""
+    hidden.end()
     if window is None:
         link.unacked -= not link.member.no_ack
     if link.state != LinkState.OPEN and link.state != LinkState.LEAVING:
@@ -56,11 +65,22 @@ def take(g: Consuming, hidden: HiddenChannel) -> None:
         g.due.append(end_if_drained(g, hidden))
 
 
+def _tell_strange(link: Link) -> None:
+    """Log a marker of a shard whose generation does not end, the first one of each shard."""
+    member = link.member
+    if link.shard not in member.strange:
+        member.strange.add(link.shard)
+        log.warning(
+            "group %r, virtual host %r: markers come in shard %r, whose generation does not end, and are taken away: "
+            "somebody with the right to write on amq.default publishes them",
+            *(member.group, member.vhost, link.shard),
+        )
+
+
 def take_probe(g: Consuming, hidden: HiddenChannel) -> None:
     """Ack a probe, of which `hidden` has the method, and give the client nothing of it.
 
-    A node has routed it that did not know yet that the lane leads nowhere. Another sender loses it, and nothing
-    more: a marker, which stays in its queue, comes through the default exchange.
+    A node has routed it that did not know yet that the lane leads nowhere. Another sender loses it, and nothing more.
     """
     method, hidden.frame = hidden.frame, b""
     hidden.end()

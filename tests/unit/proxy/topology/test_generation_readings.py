@@ -1,12 +1,13 @@
 """A sidecar's readings of an exchange of which a later generation of shards is made, switched to, and left alone."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.groups.shard_readings import queues_of
+from proxy.groups.shard_readings import ending, queues_of
 from proxy.topology.bindings import Promise
 from proxy.topology.generations import OtherShard
 from proxy.topology.ring_cache import RingCache
@@ -93,6 +94,7 @@ async def test_nothing_changes_until_the_last_lane_is_bound(
             assert made.entry.known is before
             assert not changed
         assert (made.entry.generation, [(each.number, each.of) for each in made.entry.others]) == (1, [(2, 6)])
+        assert ending(made.entry) == frozenset()
         bind(grown, later(2, 5, 6))
         await read(made)
         assert made.weights() == weights(6)
@@ -101,6 +103,8 @@ async def test_nothing_changes_until_the_last_lane_is_bound(
         }
         assert (made.entry.generation, made.entry.made_with, len(changed)) == (2, 6, 1)
         assert [each.number for each in made.entry.others] == [1]
+        assert ending(made.entry) == frozenset(consumed(1, 4))
+        assert ending(replace(made.entry, restored=True)) is None
         assert made.entry.bindings.duplicates == ()
         assert made.entry.bindings.ignored == ()
         assert made.entry.changes[-1].what.startswith("generation 2 of 6 shards: +queue 'x.4' weight 1")

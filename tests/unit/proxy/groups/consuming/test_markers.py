@@ -124,6 +124,32 @@ def test_a_message_with_a_body_and_one_that_a_ring_has_routed_are_no_markers() -
     assert wire.both(with_body) == (b"", seen(2, b"x", exchange=b"", key=b"q1", head=headers(1, 1, ENDING)))
 
 
+@pytest.mark.parametrize("more", [{}, SERIAL, {"no_ack": True}], ids=["with acks", "in series", "without acks"])
+@pytest.mark.parametrize("ending", [frozenset(), frozenset({"q2"})], ids=["nothing ends", "another shard ends"])
+def test_a_marker_of_a_shard_that_does_not_end_is_acked_and_stops_nothing(
+    more: dict[str, Any], ending: frozenset[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for chunking in chunkings(marker(1) + marker(2)):
+        caplog.clear()
+        wire, member = joined(**more)
+        member.ending = ending
+        for chunk in chunking:
+            broker_loop.from_broker(wire.c, chunk)
+        assert wire.to_client() == b""
+        assert sent(wire) == ([] if more.get("no_ack") else [(A, ACK), (A, ACK)])
+        link = member.links["q1"]
+        assert (link.state, link.unacked, link.is_marked) == (LinkState.OPEN, 0, False)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert wire.broker(deliver(A, 3)) == seen(1)
+
+
+def test_a_marker_of_a_shard_that_ends_ends_its_link() -> None:
+    wire, member = joined()
+    member.ending = frozenset({"q1"})
+    broker_loop.from_broker(wire.c, marker(1))
+    assert sent(wire) == [(A, CLOSE)]
+
+
 # Without series
 
 
