@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from proxy.settings.rights import escaped, pattern, to_group
 from proxy.shards.difference import Difference, compare
 from proxy.shards.document import DocumentError, clashes
+from proxy.shards.generation import begun, differs, refusals
 from proxy.shards.shard import Sharded
 from proxy.shards.state import State
 from proxy.shards.steps import Step, Unbind
@@ -60,6 +61,8 @@ class Plan:
     """The rights that the users need before, while and after the file is applied, as lines for a shell."""
     rights_applied: tuple[str, ...]
     """The rights that the users need once the file is applied: the same, or fewer."""
+    rights_ordered: tuple[str, ...] = ()
+    """The rights that the users need for `apply --ordered`; empty if that would change nothing, or refuses the file."""
 
     @property
     def steps(self) -> tuple[tuple[str, Step], ...]:
@@ -101,7 +104,15 @@ def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
         raise DocumentError(lines)
     planned = [_planned(difference, states[difference.exchange.vhost]) for difference in differences]
     now, later = (tuple(rights(differences, states, applied=applied)) for applied in (False, True))
-    return Plan(tuple(planned), now, later)
+    ordered = [each for each in differences if _changes_in_order(each.exchange, states[each.exchange.vhost])]
+    vhosts = {each.exchange.vhost for each in ordered}
+    found = [each for each in differences if each.exchange.vhost in vhosts]
+    return Plan(tuple(planned), now, later, tuple(rights(found, states, applied=False, ordered=True)))
+
+
+def _changes_in_order(exchange: Sharded, state: State) -> bool:
+    """Return whether `apply --ordered` would change the generation of an exchange, or end such a change."""
+    return not refusals(exchange, state) and (begun(exchange, state) is not None or differs(exchange, state))
 
 
 def named_first(differences: Sequence[Difference]) -> list[Difference]:
@@ -174,12 +185,14 @@ def _moves(found: Changes, old: Sequence[Destination], new: Sequence[Destination
     return tuple(sorted(moves, key=lambda move: (natural(move.source.name), natural(move.target.name))))
 
 
-def rights(differences: Iterable[Difference], states: Mapping[str, State], *, applied: bool) -> Iterator[str]:
+def rights(
+    differences: Iterable[Difference], states: Mapping[str, State], *, applied: bool, ordered: bool = False
+) -> Iterator[str]:
     """Yield rabbitmqctl lines for the users.
 
     They are for who publishes through sidecars, consumes from the shards, or consumes by group; for the sidecars whose
     clients consume by group; and for who applies the file. They are enough before, while and after the steps are taken;
-    with `applied` only once all are taken.
+    with `applied` only once all are taken. With `ordered` they are for `apply --ordered`, and reach all generations.
     """
     by_vhost: dict[str, list[Difference]] = {}
     for difference in differences:
@@ -191,20 +204,22 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
             destinations = _destinations(each, states[vhost], applied)
             direct = direct or any(destination.kind == "queue" for destination in destinations)
             names = [destination.name for destination in destinations if destination.kind == "exchange"]
-            lanes += [_numbered(f"{each.exchange.name}.lane.", name) for name in names]
-            queues += [_numbered(f"{each.exchange.name}.", name) for name in _queues(each, states[vhost], destinations)]
+            lanes += [_numbered(f"{each.exchange.name}.lane.", name, ordered) for name in names]
+            bound = _queues(each, states[vhost], destinations)
+            queues += [_numbered(f"{each.exchange.name}.", name, ordered) for name in bound]
             for shard in each.shards:
                 label = each.exchange.label(shard.number)
-                queues += [_numbered(name.removesuffix(label), name) for name in shard.queues[1:]]
-                fans += [_numbered(f"{each.exchange.name}.fan.", shard.fan)] if shard.fan is not None else []
+                queues += [_numbered(name.removesuffix(label), name, ordered) for name in shard.queues[1:]]
+                fans += [_numbered(f"{each.exchange.name}.fan.", shard.fan, ordered)] if shard.fan is not None else []
             # A fan stays when the last group but the exchange's own has gone, until its shard is retired.
             left = (states[vhost].lane(name).fan for name in names)
-            fans += [_numbered(f"{each.exchange.name}.fan.", fan) for fan in left if fan]
+            fans += [_numbered(f"{each.exchange.name}.fan.", fan, ordered) for fan in left if fan]
         alternates = [str(a) for each in found if (a := each.exchange.arguments.get("alternate-exchange"))]
         shards = [shard for each in found for shard in each.shards]
         named = {shard.arguments.get("x-dead-letter-exchange") for shard in shards}
         # The empty name is the default exchange's, which rights call amq.default.
         dead = {name or "amq.default" for name in named if isinstance(name, str)}
+        marked = {"amq.default"} if ordered else set()
         written = [*(["amq\\.default"] if direct else []), *rings, *lanes]
         yield _permission(vhost, "WRITER", [], written, [])
         yield _permission(vhost, "READER", [], [], queues)
@@ -215,13 +230,14 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
         groups = [to_group(each.exchange.name) for each in found]
         yield _permission(vhost, "SIDECAR", groups, [*written, *groups], groups)
         # Declaring asks for configure; binding for write on the destination and read on the source; a dead-letter
-        # or alternate exchange for write on it, and for read on what names it.
+        # or alternate exchange for write on it, and for read on what names it. Markers go through the default exchange,
+        # and the command consumes the queues behind them.
         yield _permission(
             vhost,
             "TOPOLOGY",
             [*rings, *lanes, *fans, *queues, escaped(LOCK_QUEUE)],
-            [*lanes, *fans, *queues, *map(escaped, alternates), *map(escaped, sorted(dead))],
-            [*rings, *lanes, *fans, *(queues if dead else [])],
+            [*lanes, *fans, *queues, *map(escaped, alternates), *map(escaped, sorted(marked | dead))],
+            [*rings, *lanes, *fans, *(queues if dead or ordered else [])],
         )
 
 
@@ -262,15 +278,15 @@ def _permission(vhost: str, user: str, configure: list[str], write: list[str], r
     return f"rabbitmqctl set_permissions -p {shlex.quote(vhost)} {user} {' '.join(patterns)}"
 
 
-def _numbered(prefix: str, name: str) -> str:
+def _numbered(prefix: str, name: str, ordered: bool) -> str:
     """Return a regular expression for the name of a shard's queue or lane.
 
     A name that is `prefix` and a number stands for all numbers, so that shards to come need no further right. In a
-    later generation it stands for all numbers of all generations.
+    later generation, or with `ordered`, it stands for all numbers of all generations.
     """
     label = name.removeprefix(prefix)
-    if label != name and re.fullmatch("[1-9][0-9]*", label):
+    if label != name and re.fullmatch("[1-9][0-9]*", label) and not ordered:
         return escaped(prefix) + "[0-9]+"
-    if label != name and re.fullmatch("g[1-9][0-9]*[.][1-9][0-9]*", label):
+    if label != name and re.fullmatch("(g[1-9][0-9]*[.])?[1-9][0-9]*", label):
         return escaped(prefix) + "(g[0-9]+\\.)?[0-9]+"
     return escaped(name)

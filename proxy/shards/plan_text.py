@@ -40,6 +40,9 @@ def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> list[s
         lines += ["  set these before you apply the file:", *(f"    {line}" for line in plan.rights)]
         lines += ["  set these once it is applied and sidecars have noticed:"]
         lines += [f"    {line}" for line in plan.rights_applied]
+    if plan.rights_ordered:
+        lines += ["  for apply --ordered, set these instead before you begin:"]
+        lines += [f"    {line}" for line in plan.rights_ordered]
     return [*lines, "", summary(plan)]
 
 
@@ -175,6 +178,7 @@ def as_json(plan: Plan, journalled: Journalled = MappingProxyType({})) -> Mappin
         "warnings": list(plan.warnings),
         "rights": list(plan.rights),
         "rights_applied": list(plan.rights_applied),
+        "rights_ordered": list(plan.rights_ordered),
     }
 
 

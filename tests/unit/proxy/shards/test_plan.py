@@ -195,6 +195,21 @@ def test_with_lanes_nobody_needs_the_default_exchange() -> None:
     assert may(found["TOPOLOGY"][0], "ring-proxy.topology", "orders", "orders.1", "other") == [True, True, True, False]
 
 
+def test_a_change_in_order_needs_rights_on_all_generations_and_on_the_default_exchange_for_markers() -> None:
+    found = plan(made(orders(shards=2)), orders(shards=3))
+
+    named = by_user(found.rights_ordered)
+    assert may(named["WRITER"][1], "orders", "orders.lane.1", "orders.lane.g2.3", "orders.g2.3") == [*[True] * 3, False]
+    assert may(named["READER"][2], "orders.1", "orders.g2.3", "orders.lane.1") == [True, True, False]
+    configure, write, read = named["TOPOLOGY"]
+    assert may(configure, "orders.g2.1", "orders.lane.g2.1", "ring-proxy.topology") == [True] * 3
+    assert may(write, "amq.default", "orders.lane.1", "orders.g2.1") == [True] * 3
+    assert may(read, "orders", "orders.1", "orders.g2.1", "orders.lane.1") == [True] * 4
+    assert may(by_user(found.rights)["TOPOLOGY"][1], "amq.default") == [False]
+    assert f"set these instead before you begin:\n    {found.rights_ordered[0]}\n" in text_of(found)
+    assert plan(made(orders(shards=2)), orders(shards=2)).rights_ordered == ()
+
+
 def test_a_group_needs_rights_of_its_members_and_of_the_sidecars() -> None:
     found = rights(orders(shards=2))
 
