@@ -76,6 +76,8 @@ def _generations(answer: Mapping[str, Any]) -> list[str]:
     if number == 1 and not others:
         return []
     lines = [f"generation   {number} is the ring{_made_with(answer)}"]
+    if under_way := answer.get("change"):
+        lines.append(f"under way    it {change(under_way)}")
     for group, shards in answer.get("not_open", {}).items():
         lines.append(f"not open     to group {group}: {some(shards, _SHARDS)}")
     for other in others:
@@ -87,6 +89,16 @@ def _generations(answer: Mapping[str, Any]) -> list[str]:
                 f"no lanes     of generation {other['generation']}, so it is not the ring: {some(lanes, _SHARDS)}"
             )
     return lines
+
+
+def change(of: Mapping[str, int]) -> str:
+    """Return how far the change of an exchange's generation is, in words."""
+    way = f"changes from generation {of['from']} to {of['to']}"
+    if of["lanes_bound"] < of["lanes"]:
+        return f"{way}: {of['lanes_bound']} of {of['lanes']} lanes are bound"
+    if not of["old_shards"]:
+        return f"{way}: {of['old_shards_left']} old shards are left to drain"
+    return f"{way}: {of['old_shards'] - of['old_shards_left']} of {of['old_shards']} old shards are drained"
 
 
 def _made_with(generation: Mapping[str, Any]) -> str:

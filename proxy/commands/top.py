@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from proxy.commands.asking import TIMEOUT, WHICH, QuestionError, detail
+from proxy.commands.explain import change
 from proxy.commands.group import seconds
 from proxy.process.logs import escaped
 
@@ -105,7 +106,7 @@ def _all(o: Mapping[str, Any]) -> Iterator[Line]:
     if exchanges["of"]:
         rows = [
             [
-                *(e["exchange"], e["vhost"], e["state"] + (f" ({e['why']})" if e["why"] else "")),
+                *(e["exchange"], e["vhost"], _way(e)),
                 *(str(e["destinations"]), *map(_rate, _rates(e["rates"]))),
             ]
             for e in exchanges["shown"]
@@ -113,6 +114,12 @@ def _all(o: Mapping[str, Any]) -> Iterator[Line]:
         columns = ("EXCHANGE", "VIRTUAL HOST", "PUBLISHES ARE", "QUEUES", "SUCCEED", "FAIL")
         yield from _table(columns, rows, [_subject("exchange", e) for e in exchanges["shown"]])
         yield from _more(exchanges, "exchanges")
+
+
+def _way(e: Mapping[str, Any]) -> str:
+    """Return how publishes to an exchange go, and to which generation it changes."""
+    way = str(e["state"]) + (f" ({e['why']})" if e["why"] else "")
+    return f"{way}, {change(e['change'])}" if e.get("change") else way
 
 
 def _findings(found: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
@@ -130,6 +137,8 @@ def _exchange(e: Mapping[str, Any]) -> Iterator[Line]:
     good, bad = _rates(e["rates"])
     hashed, age = e.get("hashed") or "nothing", seconds(e["age_seconds"])
     yield Line(f"{good:.1f}/s succeed, {bad:.1f}/s fail, hashes {hashed}, read {age} ago")
+    if e.get("change"):
+        yield Line(f"it {change(e['change'])}", "warn")
     sent = e["sent"]
     rows = [
         (d["name"], f"{100 * d['share']:.2f} %", f"{100 * d['sent'] / sent:.2f} %" if sent else "none", str(d["sent"]))

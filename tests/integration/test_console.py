@@ -22,6 +22,7 @@ from pamqp.commands import Basic
 from proxy.http.admin.console.streams import MOST_STREAMS
 from testbed.axe import axe_script
 from testbed.browser import Tab, opened, running_browser
+from tests.integration import generations
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, USER, Login, StartSidecar
 from tests.integration.groups import SHARDS, consume, deliveries, numbered, publish, refused, shard_queue, sharded
@@ -386,6 +387,19 @@ async def test_a_queue_that_dead_letters(start_sidecar: StartSidecar, vhost: Vir
         await found(tab, "payments is not routed (dead_letter)", "not-routed")
         await go(tab, "#/")
         await says(tab, "These queues would dead-letter under their own names: 'payments.1'")
+
+
+async def test_a_change_of_generation_is_told(start_sidecar: StartSidecar, vhost: VirtualHost, browser: int) -> None:
+    generations.made(vhost, 2)
+    generations.declare(vhost, 2, 3)
+    generations.bind(vhost, 2, 0, 3)
+    sidecar = start_sidecar(sync_interval="1")
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    async with page(browser, sidecar) as tab:
+        await says(tab, "changes from generation 1 to 2: 1 of 3 lanes bound")
+        for shard in (1, 2):
+            generations.bind(vhost, 2, shard, 3)
+        await says(tab, "changes from generation 1 to 2: 2 old shards left to drain")
 
 
 async def test_a_finding_that_appears_leaves_a_form_alone(

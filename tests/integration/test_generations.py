@@ -130,6 +130,8 @@ def test_the_last_lane_of_a_generation_makes_it_the_ring(
                     ),
                 )
                 assert {d["lane"] for d in shown(sidecar, vhost)["destinations"]} == {lane(1, n) for n in range(4)}
+                change = shown(sidecar, vhost)["change"]
+                assert (change["from"], change["to"], change["lanes_bound"], change["lanes"]) == (1, 2, shard + 1, 6)
             bind(vhost, 2, 5, 6)
             wait_until("the switch", lambda: shown(sidecar, vhost)["generation"] == 2)
             wait_until("nothing is unsettled", lambda: shown(sidecar, vhost)["unsettled_before"] == 0)
@@ -142,6 +144,8 @@ def test_the_last_lane_of_a_generation_makes_it_the_ring(
         zip(PLACES, (lane(2, shard) for shard in range(6)), strict=True)
     )
     assert ring["made_with"] == 6
+    of = {"from": 1, "to": 2, "lanes": 6, "lanes_bound": 6, "old_shards": 0, "old_shards_left": 4}
+    assert ring["change"] == of
     assert (ring["duplicate_bindings"], ring["ignored_bindings"]) == ([], [])
     assert [change["what"].split(":")[0] for change in ring["changes"]][1:] == ["generation 2 of 6 shards"]
     assert ring["not_open"] == {"orders": PLACES}

@@ -39,6 +39,7 @@ def shown(router: Router, name: Name, entry: Entry, route_share: float) -> dict[
         shown["made_with"] = entry.made_with
         shown["not_open"] = entry.closed_to(name[1])
     if entry.others:
+        shown["change"] = change_under_way(entry)
         shown["other_generations"] = [_other(each) for each in entry.others]
     if entry.passed is None:
         shown["route_share"] = route_share
@@ -66,6 +67,30 @@ def shown(router: Router, name: Name, entry: Entry, route_share: float) -> dict[
             for d, weight in ring.as_weights().items()
         ]
     return shown
+
+
+def change_under_way(entry: Entry) -> dict[str, int] | None:
+    """Return how far a change of the exchange's generation is, as its bindings were last read; None if there is none.
+
+    `lanes` is the number of shards of the generation that comes. `old_shards` is that of the one that goes, 0 if not
+    known: its lanes go once the queues behind them are drained.
+    """
+    if not entry.others:
+        return None
+    # By number: how many shards it was made with, and how many are bound.
+    own = entry.known.ring.as_weights() if entry.known is not None else entry.bindings.weights
+    sizes = {each.number: (each.of, len(each.shards)) for each in entry.others} | {
+        entry.generation: (entry.made_with, len(own))
+    }
+    first, last = min(sizes), max(sizes)
+    return {
+        "from": first,
+        "to": last,
+        "lanes": sizes[last][0],
+        "lanes_bound": sizes[last][1],
+        "old_shards": sizes[first][0],
+        "old_shards_left": sizes[first][1],
+    }
 
 
 def _other(generation: OtherGeneration) -> dict[str, Any]:

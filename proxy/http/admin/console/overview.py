@@ -41,6 +41,8 @@ class ExchangeState(Struct, kw_only=True):
     """The queues that would dead-letter under their own name, the first of them, each with the cause."""
     not_lanes: Sequence[tuple[str, str]]
     without_copies: Sequence[str]
+    change: Mapping[str, int] | None = None
+    """The change of its generation that is under way, as `/rings` has it; None if none is."""
 
 
 class GroupState(Struct, kw_only=True):

@@ -15,7 +15,7 @@ from proxy.http.admin.console.findings import MOST, SUCCEEDED, findings
 from proxy.http.admin.console.history import KEPT, Counted, History, Look, Totals, quantile
 from proxy.http.admin.console.overview import ExchangeState, Fault, GroupState, Late, Overview
 from proxy.http.admin.readiness import Readiness
-from proxy.http.admin.rings import shown
+from proxy.http.admin.rings import change_under_way, shown
 from proxy.journal.journaling import Journaling
 from proxy.process.identity import process_id
 from proxy.publisher.pool import Publisher
@@ -297,6 +297,7 @@ class Snapshots:
             dead_letters=[(queue, cause) for queue, cause in sorted(entry.queues.items()) if cause][:FEW],
             not_lanes=list(entry.not_lanes.items())[:FEW],
             without_copies=[queue for lost in entry.incomplete.values() for queue in lost][:FEW],
+            change=change_under_way(entry),
         )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.commands.explain import _explanation
+from proxy.commands.explain import _explanation, change
 
 ANSWER: dict[str, Any] = {
     "type": "x-consistent-hash",
@@ -46,6 +46,7 @@ def test_the_generations_of_an_exchange_are_told() -> None:
     told = {
         "generation": 2,
         "made_with": 6,
+        "change": {"from": 1, "to": 3, "lanes": 8, "lanes_bound": 7, "old_shards": 0, "old_shards_left": 4},
         "not_open": {"orders": [f"orders.{shard}" for shard in range(10)], "orders/audit": ["orders.3"]},
         "other_generations": [
             {
@@ -60,6 +61,7 @@ def test_the_generations_of_an_exchange_are_told() -> None:
     }
     assert _explanation(ANSWER | told, "/", "orders", "k")[1:] == [
         "generation   2 is the ring, made with 6 shards",
+        "under way    it changes from generation 1 to 3: 7 of 8 lanes are bound",
         "not open     to group orders: orders.0, orders.1, orders.2, orders.3, orders.4, orders.5, orders.6, orders.7 "
         "and 2 more",
         "not open     to group orders/audit: orders.3",
@@ -67,6 +69,14 @@ def test_the_generations_of_an_exchange_are_told() -> None:
         "generation   3 is bound, made with 8 shards: 8 bindings",
         "no lanes     of generation 3, so it is not the ring: orders.lane.g3.1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("shards", "told"), [(0, "4 old shards are left to drain"), (6, "2 of 6 old shards are drained")]
+)
+def test_a_change_whose_lanes_are_bound_tells_how_much_is_left_to_drain(shards: int, told: str) -> None:
+    of = {"from": 2, "to": 3, "lanes": 8, "lanes_bound": 8, "old_shards": shards, "old_shards_left": 4}
+    assert change(of) == f"changes from generation 2 to 3: {told}"
 
 
 @pytest.mark.parametrize("told", [{}, {"generation": 1}])

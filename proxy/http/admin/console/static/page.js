@@ -175,7 +175,7 @@ function exchangesTable(found) {
   if (!found.of) return h("p", { class: "soft" }, "No exchange is known yet: a sidecar reads one when it is first published to, or when route names it.");
   return [table("Exchanges that this sidecar knows", ["exchange", "virtual host", "publishes", "#destinations", "#succeed", "#fail", "last change"],
     found.shown.map((e) => [link("exchange", e), name(e.vhost),
-      h("span", { class: { routed: "good", "not routed": "bad", refused: "bad" }[e.state] }, e.state, e.why && ` (${e.why})`),
+      h("span", { class: { routed: "good", "not routed": "bad", refused: "bad" }[e.state] }, e.state, e.why && ` (${e.why})`, e.change && `, ${change(e.change)}`),
       whole(e.destinations), rate(good(e.rates)), rate(failed(e.rates)),
       e.changed_at === null ? "none" : `${time(snapshot.overview.at - e.changed_at)} ago, ${percent(e.moved)} moved`]),
     found.shown.map((e) => place("exchange", e))),
@@ -364,12 +364,19 @@ function ring(e) {
     h("p", { class: "soft" }, "Observed are the publishes that this sidecar has sent since its start, or would have sent in shadow.")));
 }
 
+function change(c) {
+  const way = `changes from generation ${c.from} to ${c.to}`;
+  if (c.lanes_bound < c.lanes) return `${way}: ${c.lanes_bound} of ${count(c.lanes, "lane")} bound`;
+  return c.old_shards ? `${way}: ${c.old_shards - c.old_shards_left} of ${count(c.old_shards, "old shard")} drained` : `${way}: ${count(c.old_shards_left, "old shard")} left to drain`;
+}
+
 function notes(e) {
   const found = [
     ...e.dead_letters.map(([queue, cause]) => [name(queue), ` would dead-letter under its own name (${cause})`]),
     ...e.ignored_bindings.map((b) => ["The binding of ", name(b.destination.name), ` is ignored: ${b.reason}`]),
     ...e.duplicate_bindings.map((d) => [name(d.name), " is bound more than once"]),
     ...e.not_lanes.map((l) => [name(l.name), ` is no lane: ${l.reason}`]),
+    ...(e.change ? [[`It ${change(e.change)}`]] : []),
     ...(e.generation > 1 ? [[`Generation ${e.generation} of the shards is the ring`]] : []),
     ...Object.entries(e.not_open || {}).map(([group, shards]) => [name(group), ` may not consume ${shards.length} of its shards yet`]),
     ...(e.other_generations || []).map((g) => [`Generation ${g.generation} is bound, ${g.bound} times`]),
