@@ -168,7 +168,9 @@ async def _apply_ordered(settings: Settings, options: argparse.Namespace) -> int
 
 
 def _manner(options: argparse.Namespace) -> Manner:
-    return Manner(options.sidecar, options.no_sidecars, dict(options.node), options.timeout, options.unconfirmed)
+    by_empty = options.drained_by == "empty"
+    nodes = dict(options.node)
+    return Manner(options.sidecar, options.no_sidecars, nodes, options.timeout, options.unconfirmed, by_empty)
 
 
 async def _status(settings: Settings, options: argparse.Namespace) -> int:
@@ -226,6 +228,11 @@ def _add_apply(command: argparse.ArgumentParser) -> None:
     command.add_argument("--abort", action="store_true", help=text)
     text = "with --ordered, go on though clients publish without confirms, whose late messages may come out of order"
     command.add_argument("--unconfirmed", action="store_true", help=text)
+    text = (
+        "with --ordered, when an old queue is done: by a marker behind its messages, which only groups understand; or "
+        "once it is empty and the programs that consume it by its own name have stopped (default: marker)"
+    )
+    command.add_argument("--drained-by", choices=("marker", "empty"), default="marker", help=text)
     text = "with --ordered, where a node of the cluster takes AMQP, if not at the host in its name"
     command.add_argument("--node", metavar="NODE=HOST:PORT", action="append", type=_node, default=[], help=text)
     _add_fleet(command)

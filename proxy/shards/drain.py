@@ -13,22 +13,32 @@ and looks at each message up to that one. If all are markers, the queue had noth
 requeued message comes before what was put later, and the broker returns what late publishers send. If one is a message,
 the drainer closes its channel, which puts the message back in its place, and joins the line again.
 
-The drainer takes one message at a time, so it has one message of a group in its hands at most, for some milliseconds.
-The broker counts that as a delivery. The drainer therefore joins the line behind a member, or where nothing waits; it
-looks now and then at a queue without a member only if no delivery limit counts that.
+A quorum queue puts a message that comes back behind those that came back before. The drainer therefore takes at least
+as many at a time as a consumer before it may have held: of ten that came back, one in its hands would come back last.
+The broker counts each as a delivery. The drainer therefore joins the line behind a member, or where nothing waits; it
+looks now and then at a queue without a member only if no delivery limit counts that. A classic queue puts each message
+back in its place, so the drainer takes one at a time there.
+
+**Programs that consume an old queue by its own name** (`--drained-by empty`) know no markers. They stand in the same
+line, with the same priority, so the drainer is the active consumer once they have stopped, and puts no marker before
+that. A program may cancel its consumer and hold messages still. A quorum queue's passive declaration counts the active
+consumer, and each cancelled one that holds messages, but none that waits (4.3.6). Once it counts one while the drainer
+is active, nobody else holds any, and the drainer puts the marker up to which it looks. A classic queue does not count
+cancelled consumers, so its programs are not waited for.
 """
 
 import asyncio
 import itertools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
 from proxy.shards.broker import answered
+from proxy.shards.consumers import Consumer
 from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER, PROBE, STAMP
 
 _PROBE_AGAIN = 0.05
@@ -44,6 +54,12 @@ After the last one it leaves the line and joins again by another node. RabbitMQ 
 the replica on the consumer's node, and where that has crashed, nobody makes them (4.3.6, seen after two nodes ended
 during a deletion of the queue).
 """
+
+_PROGRAMS_EVERY, _PROGRAMS_LOOKS = 2.0, 30
+"""Seconds from one look at the programs in the line to the next one, and after how many this process joins again."""
+
+_LEAST_PREFETCH, _NO_PREFETCH = 200, 2000
+"""How many messages a member holds that sets no prefetch, and how many a quorum queue gives to such a program."""
 
 _TWICE = 2
 """How often the broker must say that a queue is not there."""
@@ -73,17 +89,33 @@ async def _closed(channel: AbstractChannel, lane: str) -> None:
         await asyncio.sleep(_PROBE_AGAIN)
 
 
+class Queue(NamedTuple):
+    """An old queue."""
+
+    name: str
+    generation: int
+    """The generation that ends."""
+    is_quorum: bool = True
+    may_look: bool = False
+    """Whether a message may be looked at though no member consumes: no delivery limit counts that."""
+    has_programs: bool = False
+    """Whether programs may consume a quorum queue by its own name, and are waited for."""
+
+
 class Line:
     """This process's place in the line of consumers of one old queue, until the queue is drained."""
 
     def __init__(
-        self, connections: Sequence[AbstractConnection], queue: str, generation: int, *, may_look: bool
+        self,
+        connections: Sequence[AbstractConnection],
+        queue: Queue,
+        consumers: Callable[[str], Awaitable[Sequence[Consumer]]],
     ) -> None:
-        """Take a connection to each node.
-
-        With `may_look` a message may be looked at though no member consumes: no delivery limit counts that.
-        """
-        self._connections, self._queue, self._generation, self._may_look = connections, queue, generation, may_look
+        """Take a connection to each node, and what lists the consumers of a queue by its name."""
+        self._connections, self._terms, self._consumers = connections, queue, consumers
+        self._queue = queue.name
+        self._told = ""
+        """The last text about programs."""
         self._is_marked = False
         """Whether a marker of this process is in the queue."""
 
@@ -132,21 +164,26 @@ class Line:
 
         Raises AMQPError, also for a queue that is gone, and OSError if there is no answer.
         """
-        await answered(channel.set_qos(1))
+        listed = await self._consumers(self._terms.name) if self._terms.is_quorum else []
+        await answered(channel.set_qos(self._prefetch(listed)))
         found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
         if not found.consumer_count and (found.message_count or 0) > self._is_marked:
             say(f"{self._queue}: no member of the group consumes it")
-            if not (self._may_look and is_patient):
+            if not (self._terms.may_look and is_patient):
                 return False
         inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         queue = await channel.get_queue(self._queue, ensure=False)
-        # The priority is that of all links of members, so that RabbitMQ takes them in their order of arrival.
-        tag, arguments = f"{DRAINER}-{uuid.uuid4().hex}", dict[str, Any]({"x-priority": LINK_PRIORITY})
+        # The priority is that of all others in the line, so that RabbitMQ takes them in their order of arrival.
+        is_of_group = not self._terms.has_programs or any(each.is_link for each in listed)
+        arguments: dict[str, Any] = {"x-priority": LINK_PRIORITY} if is_of_group else {}
+        tag = f"{DRAINER}-{uuid.uuid4().hex}"
         await answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
         last, looks = "", iter(_LOOKS)
         while (wait := next(looks, None)) is not None:
             if not self._is_marked:
-                await _put(channel, self._queue, self._generation, uuid.uuid4().hex)
+                if not await self._may_mark(channel, tag, inbox, say):
+                    return False
+                await self._put(channel)
                 self._is_marked = True
             try:
                 message = await asyncio.wait_for(inbox.get(), wait)
@@ -158,14 +195,81 @@ class Line:
             looks = iter(_LOOKS)
             if not _is_own(message):
                 return False
-            if not last:
-                # This consumer is the active one, so whatever is in the queue comes before a marker that is put now.
-                last = uuid.uuid4().hex
-                await _put(channel, self._queue, self._generation, last)
-            elif message.message_id == last:
+            if last and message.message_id == last:
                 return True
             await answered(message.ack())
+            if not last and await self._is_alone(channel, inbox, say):
+                # This consumer is the active one, so whatever is in the queue comes before a marker that is put now.
+                last = await self._put(channel)
         return False
+
+    def _prefetch(self, listed: Sequence[Consumer]) -> int:
+        """Return how many messages to take at a time: as many as come back together from one of these consumers."""
+        if not self._terms.is_quorum:
+            return 1
+        return max([_LEAST_PREFETCH, *(each.prefetch or _NO_PREFETCH for each in listed)])
+
+    async def _put(self, channel: AbstractChannel) -> str:
+        """Put a marker into the queue, and return its name. Raises OSError if the queue does not take it."""
+        name = uuid.uuid4().hex
+        marker = aio_pika.Message(
+            b"",
+            headers={MARKER: self._terms.generation},
+            message_id=name,
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            priority=0,
+        )
+        try:
+            await answered(channel.default_exchange.publish(marker, self._queue, mandatory=True))
+        except aio_pika.exceptions.DeliveryError:
+            raise OSError(f"queue {self._queue!r} takes no marker: it is gone, full, or has no leader") from None
+        return name
+
+    async def _may_mark(
+        self,
+        channel: AbstractChannel,
+        tag: str,
+        inbox: asyncio.Queue[AbstractIncomingMessage],
+        say: Callable[[str], None],
+    ) -> bool:
+        """Return once a marker reaches no program: this consumer, `tag`, is the active one, or only members are.
+
+        False after a long wait, so that another node is tried.
+        """
+        if not self._terms.has_programs:
+            return True
+        for _ in range(_PROGRAMS_LOOKS):
+            listed = await self._consumers(self._queue)
+            programs = [each for each in listed if each.is_program]
+            is_active = any(each.tag == tag and each.is_active for each in listed)
+            if is_active or not inbox.empty() or (not programs and any(each.is_link for each in listed)):
+                return True
+            if programs:
+                found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+                state = "has messages to do" if found.message_count else "has got all: stop it"
+                self._tell(f"the program with the consumer {programs[0].tag[:60]!r} {state}", say)
+            await asyncio.sleep(_PROGRAMS_EVERY)
+        return False
+
+    async def _is_alone(
+        self, channel: AbstractChannel, inbox: asyncio.Queue[AbstractIncomingMessage], say: Callable[[str], None]
+    ) -> bool:
+        """Return once no cancelled consumer holds a message: True, or False if this consumer, the active one, has got
+        something meanwhile.
+        """
+        while self._terms.has_programs and inbox.empty():
+            found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+            if found.consumer_count == 1:
+                break
+            self._tell("a program that has stopped holds messages still", say)
+            await asyncio.sleep(_PROGRAMS_EVERY)
+        return inbox.empty()
+
+    def _tell(self, text: str, say: Callable[[str], None]) -> None:
+        """Say what the queue waits for, if that has changed."""
+        if text != self._told:
+            say(f"  {self._queue}: {text}")
+            self._told = text
 
 
 def _is_own(message: AbstractIncomingMessage) -> bool:
@@ -174,16 +278,3 @@ def _is_own(message: AbstractIncomingMessage) -> bool:
         return False
     is_marker = not message.exchange and type(message.headers.get(MARKER)) is int
     return is_marker or PROBE in message.headers
-
-
-async def _put(channel: AbstractChannel, queue: str, generation: int, name: str) -> None:
-    """Put a marker into a queue, and return once the broker has it. Raises OSError if the queue does not take it."""
-    try:
-        await answered(channel.default_exchange.publish(_marker(generation, name), queue, mandatory=True))
-    except aio_pika.exceptions.DeliveryError:
-        raise OSError(f"queue {queue!r} takes no marker: it is gone, full, or has no leader") from None
-
-
-def _marker(generation: int, name: str) -> aio_pika.Message:
-    mode = aio_pika.DeliveryMode.PERSISTENT
-    return aio_pika.Message(b"", headers={MARKER: generation}, message_id=name, delivery_mode=mode, priority=0)

@@ -29,19 +29,22 @@ left gives its keys to them, so that more old queues must be empty before a new 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from proxy.shards.consumers import Consumer
 from proxy.shards.defaults import UNLIMITED_SINCE
 from proxy.shards.shard import Sharded
 from proxy.shards.state import State
 from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Unbind
 from proxy.topology.bindings import CONSISTENT_HASH, UNREADABLE, Promise
-from proxy.topology.marker import DRAINER
 from ring.destination import Destination, WeightError, parse_weight
 from ring.hashing import SLOTS
 from ring.ring import owners
+
+STEPS: Final = 4
+"""The steps that are told: a generation is made, the other one is closed, settled and drained."""
 
 HINDRANCES: Final[Mapping[str, str]] = {
     "x-message-ttl": "a marker could expire",
@@ -213,11 +216,14 @@ def standing(name: str, state: State) -> Iterator[str]:
     made_with = state.made_with(name, latest)
     yield f"{name}: changes to generation {latest} with {made_with} shards"
     if len(bound) < made_with:
-        yield f"  made: {len(bound)} of {made_with} lanes are bound; it can be taken back with --abort"
+        yield f"  step 1 of {STEPS}: {len(bound)} of {made_with} lanes are bound; it can be taken back with --abort"
         return
     old = tuple(_old(Sharded("", name, generation=latest, made_with=made_with), state))
-    open_lanes = [each.lane for each in old if state.bindings.get(each.lane)]
-    yield f"  closed: {len(old) - len(open_lanes)} of {len(old)} old lanes"
+    if open_lanes := [each.lane for each in old if state.bindings.get(each.lane)]:
+        yield f"  step 2 of {STEPS}: {len(old) - len(open_lanes)} of {len(old)} old lanes are closed"
+    else:
+        yield f"  steps 3 and 4 of {STEPS}: settles all that was published before, and drains"
+    yield f"  {_backlog(old, state.made_with(name, found[0]), state)}"
     for each in old:
         for group, queue in each.queues.items():
             if (at := state.queues.get(queue)) is not None:
@@ -227,6 +233,15 @@ def standing(name: str, state: State) -> Iterator[str]:
     for group in sorted(groups):
         count = sum(any(group == each for each, _ in promise.groups) for promise in promises)
         yield f"  open to group {group}: {count} of {len(bound)} new shards"
+
+
+def _backlog(old: Collection[Old], of: int, state: State) -> str:
+    """Return how many old shards are left, of so many if that is known, and their messages, in words."""
+    queues = [queue for each in old for queue in each.queues.values()]
+    waiting = [found.waiting for queue in queues if (found := state.queues.get(queue)) is not None]
+    unknown = f", {waiting.count(None)} queues are not counted yet" if None in waiting else ""
+    shards = f"{of - len(old)} of {of} old shards are drained" if of else f"{len(old)} old shards are left"
+    return f"{shards}, {sum(each or 0 for each in waiting):,} messages are left{unknown}"
 
 
 def taken_back(exchange: Sharded, state: State) -> tuple[list[Removal], str]:
@@ -280,25 +295,20 @@ def unpermitted(change: Change, permissions: Iterable[Permission]) -> list[str]:
     return lines
 
 
-def strangers(change: Change, consumers: Iterable[Any]) -> list[str]:
+def strangers(change: Change, consumers: Iterable[Consumer], by_empty: Collection[str] = ()) -> list[str]:
     """Return the consumers of old queues that do not come through sidecars, a line for each.
 
-    `consumers` are those of the virtual host, as the management API lists them. They would get markers, and nothing
-    tells when they have done all before one.
+    They would get markers, and nothing tells when they have done all before one. `by_empty` are queues whose programs
+    are waited for instead: see `proxy/shards/drain.py`.
     """
-    queues = {queue for each in change.old for queue in each.queues.values()}
-    lines = []
-    for each in consumers:
-        if not isinstance(each, dict) or not isinstance(queue := each.get("queue"), dict):
-            continue
-        arguments, tag = each.get("arguments"), str(each.get("consumer_tag"))
-        is_link = isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
-        if queue.get("name") in queues and not is_link and not tag.startswith(DRAINER):
-            lines.append(
-                f"queue {queue['name']!r} has the consumer {tag[:60]!r}, which does not consume as a group through a "
-                "sidecar: have it consume the exchange's name, or stop it"
-            )
-    return lines
+    queues = {queue for each in change.old for queue in each.queues.values()}.difference(by_empty)
+    return [
+        f"queue {each.queue!r} has the consumer {each.tag[:60]!r}, which "
+        "does not consume as a group through a sidecar: "
+        "have it consume the exchange's name, or stop it"
+        for each in consumers
+        if each.queue in queues and each.is_program
+    ]
 
 
 def differs(exchange: Sharded, state: State) -> bool:

@@ -16,10 +16,12 @@ from aio_pika.exceptions import AMQPError
 from proxy.settings.parse import Address
 from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock, LockLostError, connected_to, let_go
+from proxy.shards.consumers import FIELDS, Consumer, parse
 from proxy.shards.difference import compare_generation
-from proxy.shards.drain import Line, closed
+from proxy.shards.drain import Line, Queue, closed
 from proxy.shards.fleet import FleetError, ask_all, unfit, unsettled
 from proxy.shards.generation import (
+    STEPS,
     Change,
     Permission,
     begun,
@@ -32,11 +34,13 @@ from proxy.shards.generation import (
     taken_back,
     unpermitted,
 )
+from proxy.shards.progress import Progress
 from proxy.shards.shard import Sharded
 from proxy.shards.state import State
-from proxy.shards.steps import DeleteExchange, DeleteQueue, Removal, Step, Unbind
+from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Step, Unbind
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
+from proxy.topology.names import natural
 from ring.ring import fingerprint
 
 _SWITCHED_WITHIN = 20.0
@@ -52,8 +56,11 @@ _LISTED_WITHIN = 6.0
 _PAUSE = 1.0
 """Seconds between two looks at what is waited for."""
 
-_TELL_EVERY = 5.0
-"""Seconds between two lines about what is left in the old queues."""
+_LOOK_EVERY = 5.0
+"""Seconds between two looks at what is left in the old queues."""
+
+_LIST_KEPT = 2.0
+"""Seconds for which one list of the consumers is good enough for all queues."""
 
 _AT_ONCE = 100
 """The most old queues in whose lines this process stands at once, each with a channel of its own."""
@@ -80,6 +87,8 @@ class Manner:
     """Seconds to wait for the fleet to have settled what it has published."""
     unconfirmed: bool = False
     """Whether to go on though clients publish without confirms."""
+    by_empty: bool = False
+    """Whether programs may consume old queues by their own names: each of these is drained once they have stopped."""
 
 
 async def reshard(broker: Broker, lock: Lock, exchange: Sharded, manner: Manner, say: Say) -> None:
@@ -139,6 +148,18 @@ def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
             yield error
 
 
+def _is_quorum(queue: str, state: State) -> bool:
+    found = state.queues.get(queue)
+    return found is not None and found.type == "quorum"
+
+
+_LIMITS = (
+    "an old queue is drained once each program that consumes it by its own name has stopped, and has acked all",
+    "a program that consumes a new queue before this command names it gets messages out of order",
+    "a program that begins to consume an old queue meanwhile may get an empty message with the header x-ring-marker",
+)
+"""The limits of waiting for programs that consume queues by their own names."""
+
 _GO_ON = "run it again: it goes on from here"
 
 
@@ -149,8 +170,11 @@ class _Course:
         self.broker, self.lock, self.manner, self.say = broker, lock, manner, say
         self.target = exchange
         self._phase = ""
-        self._first: tuple[float, int] | None = None
-        """When the first look at the old queues was, in monotonic seconds, and how many messages they had."""
+        self._listed: tuple[float, tuple[Consumer, ...]] | None = None
+        """When the consumers were listed last, in monotonic seconds, and they."""
+        self._listing = asyncio.Lock()
+        self._early: set[str] = set()
+        """The new queues of which was told that a program consumes them too soon."""
 
     async def state(self) -> State:
         """Return what exists now."""
@@ -162,9 +186,9 @@ class _Course:
             return ["nothing was changed"]
         return [f"it was stopped at: {self._phase}", _GO_ON]
 
-    def phase(self, text: str) -> None:
-        self._phase = text
-        self.say(text)
+    def phase(self, step: int, text: str) -> None:
+        self._phase = f"{self.target.name}: step {step} of {STEPS}: {text}"
+        self.say(self._phase)
 
     async def take(self, steps: Sequence[Step | Removal]) -> None:
         for step in steps:
@@ -180,7 +204,7 @@ class _Course:
             change = change_of(self.target, state)
             await self._refuse_unpermitted(change)
             await self._refuse_native()
-            await self._refuse_strangers(change)
+            await self._refuse_strangers(change, state)
         await self._ask_fleet()
         nodes = await self._nodes(state)
         async with AsyncExitStack() as stack:
@@ -188,7 +212,7 @@ class _Course:
             await self._make(state)
             state = await self.state()
             change = change_of(self.target, state)
-            self.phase(f"{name}: closes the lanes of generation {old}")
+            self.phase(2, f"closes the lanes of generation {old}")
             if not self._is_closed(change, state):
                 await self._switched()
             await self._close(change, state)
@@ -196,7 +220,7 @@ class _Course:
                 await closed(connection, [each.lane for each in change.old])
                 self.say(f"  {node.name} returns what is sent to them")
             await self._settled()
-            self.phase(f"{name}: drains {len(change.left(()))} queues of generation {old}")
+            self.phase(4, f"drains {len(change.left(()))} queues of generation {old}")
             await self._drain(change, connections, old)
         if (left := (await self.state()).generations(name)) != (number,):
             raise StoppedError([f"{name}: lanes of the generations {left} are bound; {_GO_ON}"])
@@ -227,13 +251,40 @@ class _Course:
         if lines := unpermitted(change, permissions):
             raise StoppedError([*lines, "nothing was changed"])
 
-    async def _refuse_strangers(self, change: Change) -> None:
-        """Raise StoppedError if an old queue has a consumer that does not come through a sidecar."""
-        answer = await self.broker.api.page(
-            ["consumers", self.target.vhost], ["queue.name", "consumer_tag", "arguments"]
-        )
-        if lines := strangers(change, answer if isinstance(answer, list) else []):
-            raise StoppedError([*lines, "nothing was changed"])
+    async def _refuse_strangers(self, change: Change, state: State) -> None:
+        """Raise StoppedError if an old queue has a consumer that does not come through a sidecar, or is not waited for.
+
+        The limits of waiting for programs are told.
+        """
+        old = [queue for each in change.old for queue in each.queues.values()]
+        consumers = await self._consumers()
+        of_groups = {each.queue for each in consumers if each.is_link}
+        waited_for = [
+            queue for queue in old if self.manner.by_empty and queue not in of_groups and _is_quorum(queue, state)
+        ]
+        if lines := strangers(change, consumers, waited_for):
+            how = "--drained-by empty waits for the programs of quorum queues"
+            if self.manner.by_empty:
+                how = (
+                    "programs are waited for at quorum queues that no member of a group consumes: a classic queue does "
+                    "not tell what a program holds that has stopped, and members take a queue before programs"
+                )
+            raise StoppedError([*lines, how, "nothing was changed"])
+        if self.manner.by_empty:
+            for line in _LIMITS:
+                self.say(f"take care: {line}")
+
+    async def _consumers(self) -> tuple[Consumer, ...]:
+        """Return the consumers of the virtual host, as the management API has listed them a moment ago."""
+        async with self._listing:
+            now = time.monotonic()
+            if self._listed is None or now - self._listed[0] > _LIST_KEPT:
+                answer = await self.broker.api.page(["consumers", self.target.vhost], FIELDS)
+                self._listed = now, tuple(parse(answer))
+            return self._listed[1]
+
+    async def _consumers_of(self, queue: str) -> list[Consumer]:
+        return [each for each in await self._consumers() if each.queue == queue]
 
     async def _refuse_native(self) -> None:
         """Raise StoppedError if anybody publishes to the exchange itself: RabbitMQ's own ring knows no generations."""
@@ -259,7 +310,7 @@ class _Course:
         if difference.refusals:
             raise StoppedError([*difference.refusals, "nothing was changed"])
         if difference.steps:
-            self.phase(f"{self.target.name}: makes generation {self.target.generation}")
+            self.phase(1, f"makes generation {self.target.generation}")
             await self.take(difference.steps)
 
     def _is_closed(self, change: Change, state: State) -> bool:
@@ -304,7 +355,7 @@ class _Course:
 
     async def _settled(self) -> None:
         """Return once nothing is unsettled of what sidecars have published by an earlier ring."""
-        self.phase(f"{self.target.name}: waits until all that was published before is settled")
+        self.phase(3, "waits until all that was published before is settled")
         await asyncio.sleep(_LISTED_WITHIN)
         end, told = time.monotonic() + self.manner.patience, ""
         while behind := await self._behind():
@@ -327,7 +378,10 @@ class _Course:
         gone: set[str] = set()
 
         async def drain(queue: str) -> None:
-            line = Line(connections, queue, generation, may_look=has_no_limit(queue, state))
+            is_quorum = _is_quorum(queue, state)
+            may_look, has_programs = has_no_limit(queue, state), self.manner.by_empty and is_quorum
+            terms = Queue(queue, generation, is_quorum, may_look, has_programs)
+            line = Line(connections, terms, self._consumers_of)
             if (channel := await line.drained(room, self.say)) is not None:
                 await self.lock.check()
                 await take(self.broker, self.target.vhost, DeleteQueue(queue, if_empty=False))
@@ -340,15 +394,19 @@ class _Course:
         async with asyncio.TaskGroup() as tasks:
             for queue in change.left(gone):
                 tasks.create_task(drain(queue))
-            while await self._advance(change, gone):
+            progress = Progress(len(change.left(gone)))
+            while await self._advance(change, gone, progress):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), _TELL_EVERY)
+                    await asyncio.wait_for(changed.wait(), _LOOK_EVERY)
                 changed.clear()
 
-    async def _advance(self, change: Change, gone: set[str]) -> bool:
+    async def _advance(self, change: Change, gone: set[str], progress: Progress) -> bool:
         """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""
         state, left = await self.state(), change.left(gone)
-        await self.take(list(change.opened(state, gone)))
+        opened = list(change.opened(state, gone))
+        await self.take(opened)
+        if self.manner.by_empty:
+            await self._tell_programs(change, state, opened)
         busy = {place for _, place in left.values()}
         for each in change.old:
             if each.place not in busy:
@@ -356,19 +414,25 @@ class _Course:
                 await self.take([DeleteExchange(name) for name in (each.fan, each.lane) if name in state.exchanges])
         if left:
             counts = [queue.waiting or 0 for name in left if (queue := state.queues.get(name)) is not None]
-            self._tell(len(left), sum(counts))
+            if line := progress.line(len(left), sum(counts), time.monotonic(), time.time()):
+                self.say(f"  {line}")
         return bool(left)
 
-    def _tell(self, queues: int, messages: int) -> None:
-        """Say how much is left to drain, and how long that takes at the rate so far."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (now, messages)
-        since, before = self._first
-        rate = (before - messages) / (now - since) if now > since else 0.0
-        done = f"; at {rate:,.0f} messages/s done in {messages / rate:,.0f} s" if rate > 0 and messages else ""
-        are_left = "1 queue is left" if queues == 1 else f"{queues} queues are left"
-        self.say(f"  {are_left}, with {messages:,} messages as the management API counts{done}")
+    async def _tell_programs(self, change: Change, state: State, opened: Sequence[Bind]) -> None:
+        """Say which new queues programs may consume from now on, and which are consumed too soon."""
+        free = {queue for bind in opened if bind.promise is not None for _, queue in bind.promise.groups}
+        for queue in sorted(free, key=natural):
+            self.say(f"  {queue} may be consumed by its name: all before it is done")
+        promises = (state.promise(self.target.name, each.lane) for each in change.new)
+        free.update(queue for promise in promises if promise is not None for _, queue in promise.groups)
+        closed = {queue for each in change.new for _, queue in each.promise.groups} - free - self._early
+        for each in await self._consumers() if closed else ():
+            if each.queue in closed - self._early and each.is_program:
+                self._early.add(each.queue)
+                self.say(
+                    f"  {each.queue} is consumed by {each.tag[:60]!r} before the old queues are done: its keys come "
+                    "out of order; stop it"
+                )
 
     async def _nodes(self, state: State) -> list[Node]:
         """Return the nodes of the cluster. Raises StoppedError if one does not run: what it routes is not known."""

@@ -20,7 +20,7 @@ GUIDE = Document("docs/how-to/grow.md")
 FILES = Document("docs/how-to/grow.md", "toml")
 SHOWN = Document("docs/how-to/grow.md", "text")
 
-CLOSING = "orders: closes the lanes of generation"
+CLOSING = "orders: step 2 of 4: closes the lanes of generation"
 
 
 def test_every_block_is_tried_here() -> None:
@@ -81,7 +81,7 @@ def test_an_exchange_grows_in_order(
         reader.file.write_text(four)
         with stopped_after(14):
             reader.here(ordered, 2, flags)
-        assert "made: 2 of 4 lanes are bound; it can be taken back with --abort" in reader.here(status, 1)
+        assert "step 1 of 4: 2 of 4 lanes are bound; it can be taken back with --abort" in reader.here(status, 1)
         # RabbitMQ counts the messages of a new queue some seconds later.
         wait_until("it is taken back", lambda: reader.run(abort) == 0)
         assert "no change is under way" in reader.here(status)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from proxy.shards.watch import Watch
 from proxy.topology.management import ManagementError
 from proxy.topology.marker import MARKER
 from testbed.broker import Broker
-from tests.integration.broker_api import wait_until
+from tests.integration.broker_api import BrokerApi, fresh_name, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.groups import consume
 from tests.integration.load import publishing
@@ -107,7 +108,7 @@ def test_a_generation_is_taken_back_as_long_as_it_is_not_the_ring(topology: Topo
     assert "run it again: it goes on from here" in told.stderr
     told = topology.run("status", "orders", "--vhost", topology.vhost.name)
     assert told.returncode == 1
-    assert "made: 2 of 3 lanes are bound" in told.stdout
+    assert "step 1 of 4: 2 of 3 lanes are bound" in told.stdout
     assert "generation 2 is being made" in topology.run("apply").stderr
     wait_until("it is taken back", lambda: topology.run("apply", "--abort", str(topology.file)).returncode == 0)
     assert topology.made() == before
@@ -189,7 +190,9 @@ def test_a_change_that_would_leave_somebody_behind_is_not_begun(
         wire.channel(1)
         consume(wire, 1, "mine", "orders.2")
         wait_until("it is listed", lambda: bool(vhost.api.ask("GET", "consumers", vhost.name)))
-        assert "queue 'orders.2' has the consumer 'mine'" in refused()
+        told = refused()
+        assert "queue 'orders.2' has the consumer 'mine'" in told
+        assert "--drained-by empty waits for the programs of quorum queues" in told
         wire.goodbye()
     with client.session(start_sidecar().amqp_port, vhost.name) as wire:
         told = refused()
@@ -252,6 +255,26 @@ def test_a_watch_makes_the_other_exchanges_though_one_is_refused(topology: Topol
     assert "retiring: [3]: a new generation leaves shards out" in watch.fault
     assert "shards_per_node: --ordered changes a number of shards" in watch.fault
     assert queues(topology) == {"orders.1", "orders.2", "payments.1", "payments.2"}
+
+
+@pytest.mark.versions
+def test_the_rights_that_the_plan_names_are_enough_for_a_change_in_order(topology: Topology, api: BrokerApi) -> None:
+    groups, name = 'groups = ["audit"]\n', f"topology {fresh_name()}"
+    topology.write(FILE.format(2) + groups)
+    topology.did("apply")
+    assert topology.plan()["rights_ordered"] == []
+    topology.write(FILE.format(3) + groups)
+    lines = [shlex.split(line) for line in topology.plan()["rights_ordered"]]
+    (rights,) = (line[5:] for line in lines if line[4] == "TOPOLOGY")
+    flags = fleet(topology)
+    api.ask("PUT", "users", name, body={"password": "s3cret", "tags": "monitoring"})
+    try:
+        topology.vhost.permit(name, *rights)
+        topology.login(name, "s3cret")
+        topology.did("apply", "--ordered", str(topology.file), *flags)
+        topology.did("check")
+    finally:
+        api.ask("DELETE", "users", name)
 
 
 @pytest.mark.versions

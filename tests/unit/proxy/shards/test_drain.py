@@ -8,7 +8,7 @@ import aio_pika
 import pytest
 
 from proxy.shards import drain
-from proxy.shards.drain import Line
+from proxy.shards.drain import Line, Queue
 
 
 def node(fault: Exception | None = None, *, is_closed: bool = False) -> Mock:
@@ -24,7 +24,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Line]:
     monkeypatch.setattr(drain, "_FIRST_PAUSE", 0.001)
 
     def made(*nodes: Mock, ends: tuple[object, ...] = (True,)) -> Line:
-        its, results = Line(nodes, "q", 1, may_look=True), itertools.chain(ends, itertools.repeat(ends[-1]))
+        its, results = Line(nodes, Queue("q", 1), AsyncMock()), itertools.chain(ends, itertools.repeat(ends[-1]))
 
         async def joined(*_: object, **__: object) -> object:
             if isinstance(end := next(results), Exception):

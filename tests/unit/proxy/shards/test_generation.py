@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.shards.consumers import Consumer
 from proxy.shards.difference import compare, compare_generation
 from proxy.shards.document import parse
 from proxy.shards.export import ExportError, export
@@ -264,11 +265,11 @@ def test_a_group_is_added_to_a_later_generation() -> None:
 def test_consumers_beside_the_group_are_named_and_those_of_sidecars_are_not() -> None:
     state = made(file(1, 2))
     change = change_of(next_of(file(1, 2, 3), state), state)
-    link: dict[str, Any] = {"queue": {"name": "orders.1"}, "consumer_tag": "c", "arguments": {"x-priority": 1}}
-    drainer = link | {"consumer_tag": "ringproxy.generation-1", "arguments": {}}
-    elsewhere = link | {"queue": {"name": "other"}, "arguments": {}}
-    assert strangers(change, [link, drainer, elsewhere, None, {"queue": 1}]) == []
-    (line,) = strangers(change, [link | {"arguments": []}])
+    link, mine = Consumer("orders.1", "c", True, True), Consumer("orders.1", "c", False, True)
+    drainer = mine._replace(tag="ringproxy.generation-1")
+    assert strangers(change, [link, drainer, mine._replace(queue="other")]) == []
+    assert strangers(change, [mine], ["orders.1"]) == []
+    (line,) = strangers(change, [mine])
     assert line.startswith("queue 'orders.1' has the consumer 'c', which does not consume as a group through a sidecar")
 
 
