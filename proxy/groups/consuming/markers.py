@@ -10,10 +10,10 @@ the marker is settled. LEAVING means that already, since the client gets nothing
 wait in the window, and so does what was returned: the link goes on until nothing is held, also of messages that came
 behind the marker, and only then is let go. `Member.rest` has the pause after the link's end.
 
-Whoever may write to the default exchange can publish what looks like a marker, and it would stop the shard for good. A
-real one comes only once every sidecar routes by a later generation. A marker in a shard whose generation does not end,
-as this sidecar has read the bindings, is therefore acked, like a probe. Should it have been real, the command, which
-waits in the line, finds its marker gone and puts another one.
+A user with the right to write to the default exchange can publish what looks like a marker, and it would stop the shard
+for good. A real one comes only once every sidecar routes by a later generation. A marker in a shard whose generation
+does not end, as this sidecar has read the bindings, is therefore acked, like a probe. Should it have been real, the
+command, which waits in the line, finds its marker gone and puts another one.
 """
 
 # mypyc: compiled

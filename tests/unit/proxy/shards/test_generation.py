@@ -159,6 +159,33 @@ def test_a_change_that_is_over_is_like_the_file_and_the_next_one_follows() -> No
         assert "apply --ordered" in refusal
 
 
+def test_the_standing_tells_the_step_the_drained_shards_and_what_is_left() -> None:
+    state = made(file(1, 2))
+    target = next_of(file(1, 2, 3), state)
+    steps = compare_generation(target, state, is_new=True).steps
+    almost = [*standing("orders", after(state, steps[:-1]))]
+    assert almost[1] == "  step 1 of 4: 2 of 3 lanes are bound; it can be taken back with --abort"
+    state = after(state, steps)
+    filled = {"orders.1": FoundQueue("quorum", SAC, ready=1000, unacked=234), "orders.2": FoundQueue("quorum", SAC)}
+    open_lanes = [*standing("orders", replace(state, queues={**state.queues, **filled}))]
+    assert open_lanes[1:3] == [
+        "  step 2 of 4: 0 of 2 old lanes are closed",
+        "  2 old shards are left, 1,234 messages are left, 1 queues are not counted yet",
+    ]
+    # The number of shards of a later generation is known.
+    state = later()
+    target = next_of(file(1, 2), state)
+    state = after(state, compare_generation(target, state, is_new=True).steps)
+    (first, *rest) = change_of(target, state).old
+    state = after(state, [Unbind("orders", Destination("exchange", first.lane), "1", "~")])
+    for each in rest:
+        state = replace(state, bindings={**state.bindings, each.lane: ()})
+    assert [*standing("orders", state)][1:3] == [
+        "  steps 3 and 4 of 4: settles all that was published before, and drains",
+        "  1 of 3 old shards are drained, 0 messages are left",
+    ]
+
+
 def test_a_generation_is_taken_back_until_it_is_the_ring() -> None:
     state = made(file(1, 2))
     target = next_of(file(1, 2, 3), state)
