@@ -63,6 +63,14 @@ HINDRANCES: Final[Mapping[str, str]] = {
 """The arguments and policy keys of a queue that is not drained in order, and why."""
 
 
+DRAINED: Final = "x-ring-drained"
+"""The argument of an exchange with an old queue's name, by which the queue was drained, and is being deleted.
+
+RabbitMQ 4.3.6 may keep a quorum queue where nodes end during its deletion, while some of its replicas are gone. Such a
+queue may never have an active consumer again, so that nobody could find it empty once more, and can be deleted all the
+same (measured)."""
+
+
 class Old(NamedTuple):
     """One shard of the generation that ends."""
 
@@ -309,6 +317,12 @@ def strangers(change: Change, consumers: Iterable[Consumer], by_empty: Collectio
         for each in consumers
         if each.queue in queues and each.is_program
     ]
+
+
+def is_drained(queue: str, state: State) -> bool:
+    """Return whether an old queue was drained before, and its deletion not ended."""
+    found = state.exchanges.get(queue)
+    return found is not None and DRAINED in found.arguments
 
 
 def differs(exchange: Sharded, state: State) -> bool:

@@ -21,6 +21,7 @@ from proxy.shards.difference import compare_generation
 from proxy.shards.drain import Line, Queue, closed
 from proxy.shards.fleet import FleetError, ask_all, unfit, unsettled
 from proxy.shards.generation import (
+    DRAINED,
     STEPS,
     Change,
     Permission,
@@ -28,6 +29,7 @@ from proxy.shards.generation import (
     change_of,
     differs,
     has_no_limit,
+    is_drained,
     next_of,
     refusals,
     strangers,
@@ -37,9 +39,9 @@ from proxy.shards.generation import (
 from proxy.shards.progress import Progress
 from proxy.shards.shard import Sharded
 from proxy.shards.state import State
-from proxy.shards.steps import Bind, DeleteExchange, DeleteQueue, Removal, Step, Unbind
+from proxy.shards.steps import Bind, DeclareExchange, DeleteExchange, DeleteQueue, Removal, Step, Unbind
 from proxy.topology.bindings import TopologyError
-from proxy.topology.management import ManagementError
+from proxy.topology.management import ManagementError, RefusedError
 from proxy.topology.names import natural
 from ring.ring import fingerprint
 
@@ -382,11 +384,12 @@ class _Course:
             may_look, has_programs = has_no_limit(queue, state), self.manner.by_empty and is_quorum
             terms = Queue(queue, generation, is_quorum, may_look, has_programs)
             line = Line(connections, terms, self._consumers_of)
-            if (channel := await line.drained(room, self.say)) is not None:
-                await self.lock.check()
-                await take(self.broker, self.target.vhost, DeleteQueue(queue, if_empty=False))
-                with suppress(Exception):
-                    await channel.close()
+            channel = None if is_drained(queue, state) else await line.drained(room, self.say)
+            if channel is not None or is_drained(queue, state):
+                await self._delete(queue, generation, state)
+                if channel is not None:
+                    with suppress(Exception):
+                        await channel.close()
                 self.say(f"  {queue} is drained, and deleted")
             gone.add(queue)
             changed.set()
@@ -399,6 +402,18 @@ class _Course:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), _LOOK_EVERY)
                 changed.clear()
+
+    async def _delete(self, queue: str, generation: int, state: State) -> None:
+        """Delete a queue that was drained, with a mark beside it until it is gone: see `DRAINED`."""
+        await self.lock.check()
+        vhost, mark = self.target.vhost, DeclareExchange(queue, "fanout", {DRAINED: generation})
+        is_free = queue not in state.exchanges or is_drained(queue, state)
+        if is_free:
+            with suppress(RefusedError):
+                await take(self.broker, vhost, mark)
+        await take(self.broker, vhost, DeleteQueue(queue, if_empty=False))
+        if is_free:
+            await take(self.broker, vhost, DeleteExchange(queue))
 
     async def _advance(self, change: Change, gone: set[str], progress: Progress) -> bool:
         """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Queue
 
 from proxy.shards.defaults import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
 from testbed.broker import installation
@@ -168,3 +168,22 @@ def test_a_consumer_by_a_node_whose_replica_does_not_run_is_active_and_gets_noth
         assert runs(b.wait_for(10)) == "5-14R"
         b.tell(2, Basic.Ack(0, True))
         assert runs(b.wait_for(20)) == "5-14R 15-24"
+
+
+def test_a_queue_without_a_majority_has_no_active_consumer_and_can_be_deleted(
+    cluster: tuple[list[Node], Behaviour],
+) -> None:
+    """The replicas of two nodes stop, as after an interrupted deletion. RabbitMQ deletes it by force in seconds."""
+    nodes, _ = cluster
+    with ExitStack() as stack:
+        a = stack.enter_context(consumers(Client.of(nodes[0].amqp_url), port_of(nodes[0].amqp_url), "/"))[0]
+        shard(a, "q").publish(5)
+        for node in nodes[1:]:
+            node.control("eval", "ra:stop_server(quorum_queues, {'%2F_q', node()}).")
+        a.open(2, 10)
+        a.wire.tell(2, Basic.Consume(0, "q", "A"))
+        time.sleep(5)
+        assert not a.got()
+        a.open(3)
+        a.wire.tell(3, Queue.Delete(0, "q"))
+        a.expect(3, Queue.DeleteOk)

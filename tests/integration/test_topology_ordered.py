@@ -13,6 +13,7 @@ from yarl import URL
 
 from proxy.settings.config import Settings
 from proxy.shards import apply, reshard
+from proxy.shards.generation import DRAINED
 from proxy.shards.reshard import Manner
 from proxy.shards.watch import Watch
 from proxy.topology.management import ManagementError
@@ -290,3 +291,22 @@ def test_markers_of_a_command_that_was_killed_are_taken_away(topology: Topology)
     topology.write(FILE.format(2))
     ordered(topology)
     assert queues(topology) == {"orders.g2.1", "orders.g2.2"}
+
+
+@pytest.mark.versions
+def test_a_queue_that_was_drained_before_is_deleted_as_it_is(topology: Topology) -> None:
+    """As after nodes and the command were killed in its deletion: no consumer of it may ever become active again."""
+    topology.write(FILE.format(2))
+    topology.did("apply")
+    vhost, api = topology.vhost, topology.vhost.api
+    wait_until("the shards", lambda: queues(topology) == {"orders.1", "orders.2"})
+    body = {"routing_key": "orders.1", "payload": "", "payload_encoding": "string", "properties": {}}
+    assert api.ask("POST", "exchanges", vhost.name, "amq.default", "publish", body=body)["routed"]
+    for name, arguments in (("orders.1", {DRAINED: 1}), ("orders.2", {})):
+        api.ask("PUT", "exchanges", vhost.name, name, body={"type": "fanout", "durable": True, "arguments": arguments})
+    topology.write(FILE.format(1))
+    ordered(topology)
+    assert queues(topology) == {"orders.g2.1"}
+    names = {each["name"] for each in topology.made()["exchanges"]}
+    # The one without the mark was there for something else.
+    assert names == {"orders", "orders.lane.g2.1", "orders.2"}
