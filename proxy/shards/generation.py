@@ -66,7 +66,7 @@ HINDRANCES: Final[Mapping[str, str]] = {
 DRAINED: Final = "x-ring-drained"
 """The argument of an exchange with an old queue's name, by which the queue was drained, and is being deleted.
 
-RabbitMQ 4.3.6 may keep a quorum queue where nodes end during its deletion, while some of its replicas are gone. Such a
+RabbitMQ 4.3.6 may keep a quorum queue where nodes end during its deletion, while some of its replicas are gone. The
 queue may never have an active consumer again, so that nobody could find it empty once more, and can be deleted all the
 same (measured)."""
 
