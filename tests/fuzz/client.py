@@ -1,4 +1,7 @@
-"""The connection that publishes for HTTP: what a broker sends it, with publishes in between."""
+"""The connection that publishes for HTTP: what a broker sends it, with publishes in between.
+
+It raises only `Fault`. Every publish is settled once. Messages to one queue go in their order.
+"""
 
 from collections import Counter
 from contextlib import suppress

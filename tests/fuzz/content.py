@@ -1,4 +1,7 @@
-"""Content headers and field tables: stamps put in and taken out, and the values that exchanges hash."""
+"""Content headers and field tables: stamps put in and taken out, and the values that exchanges hash.
+
+It raises only `Fault`. A header that is stamped and unstamped is what it was. Nothing outside the header is read.
+"""
 
 from contextlib import suppress
 

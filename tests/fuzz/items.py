@@ -1,4 +1,7 @@
-"""The bodies of batches: JSON and NDJSON, plain or gzip, in any chunking."""
+"""The bodies of batches: JSON and NDJSON, plain or gzip, in any chunking.
+
+It raises only `BodyError`. The items are those that a decoder of the whole body sees.
+"""
 
 import gzip
 import json

@@ -1,4 +1,7 @@
-"""The answers of the management API."""
+"""The answers of the management API.
+
+It raises only `ValueError` or `RecursionError`. Weights are weights, and nothing is dropped unseen.
+"""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,8 @@
-"""From one item of a batch, a CloudEvent, a request's headers, or the management API's publish to a message."""
+"""From one item of a batch, a CloudEvent, a request's headers, or the management API's publish to a message.
+
+It raises only the documented errors. The header that is made can be read again, and has no stamps, `CC` or `BCC` of the
+client's. A login is what was encoded.
+"""
 
 import json
 import re

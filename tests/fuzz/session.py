@@ -1,4 +1,8 @@
-"""A session's core, both ways: the client's bytes and the broker's, declarations, look-ups, returns and drains."""
+"""A session's core, both ways: the client's bytes and the broker's, declarations, look-ups, returns and drains.
+
+Bytes of a client raise nothing, and those of a broker only `BrokerFault`. Whole frames go on. No message is lost,
+doubled or changed.
+"""
 
 from random import Random
 from struct import pack

@@ -1,4 +1,8 @@
-"""Settings, from a TOML file and as text."""
+"""Settings, from a TOML file and as text.
+
+It raises only `ConfigError`, in one line. No password shows in the error or in `config`. `config` gives the same
+settings again.
+"""
 
 import tempfile
 import tomllib
