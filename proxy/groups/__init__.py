@@ -107,7 +107,7 @@ and is the next consumer. It deletes the queue, or takes the marker away and lea
 whoever consumes during the deletion, so A's sidecar asks the broker, over its own connection, how many consumers the
 shard has. A opens the next link once that was none twice. A's beats tell of a link that is LEAVING until then: A stays
 the owner, and nobody opens a link to a shard that a member which stays in its group is leaving (`_ends` in
-`decide.py`). A cancel by the broker begins the same wait, since a queue that is being deleted cancels its consumers. If
+`decide.py`). A cancel by the broker begins a short wait, since a queue that is being deleted cancels its consumers. If
 A goes, another member of its sidecar has the wait in its place. If its whole sidecar goes, nobody has: a member that
 consumes in the moment of the deletion may then lose its connection.
 

@@ -235,10 +235,12 @@ class Ending(NamedTuple):
     """The wait of a member for a shard that it let go at a marker, as its generation ends, and that it may get back.
 
     The command that put the marker is the shard's consumer next, and deletes its queue. RabbitMQ ends the connection of
-    a client that consumes meanwhile, with 541 (4.3.6). A cancel by the broker tells of a deletion, too. No link is
-    opened as long as the broker counts a consumer, until it has counted none twice: one count may come just after the
-    queue's last member, or during the deletion. Beats tell of the link that has ended as LEAVING meanwhile, and until
-    another one is open, so that no other member opens one either.
+    a client that consumes meanwhile, with 541 (4.3.6). No link is opened as long as the broker counts a consumer, until
+    it has counted none twice: one count may come just after the queue's last member, or during the deletion. Beats tell
+    of the link that has ended as LEAVING meanwhile, and until another one is open, so that no other member opens one
+    either.
+
+    A cancel by the broker tells of a deletion, too. It begins a wait that nobody counts in, and that is over by itself.
     """
 
     until: float
@@ -339,7 +341,8 @@ class Member:
             return
         before = None if link.delivered else self.endings.get(link.shard)
         length = FIRST_LINK_PAUSE if before is None else min(2 * before.length, LONGEST_ENDING)
-        self.endings[link.shard] = Ending(now + length, length, link.since, at=now)
+        # After a cancel the pause is enough: the deletion that it told of takes no longer.
+        self.endings[link.shard] = Ending(now + length, length, link.since, is_over=not link.is_marked, at=now)
 
     def counted(self, shard: str, consumers: int | None, now: float) -> None:
         """Note how many consumers the broker counts of a shard that was let go at a marker; None if it does not tell.

@@ -114,7 +114,7 @@ def test_a_shard_whose_consumer_the_broker_cancelled_is_left_alone_as_its_queue_
     its.enter(LinkEvent.CANCELLED, 5.0)
     assert its.may_end_its_shard
     its.enter(LinkEvent.CLOSED, 6.0)
-    assert its.member.endings["s"].until == 6.0 + FIRST_LINK_PAUSE
+    assert its.member.endings["s"] == Ending(7.0, FIRST_LINK_PAUSE, its.since, is_over=True, at=6.0)
 
 
 @pytest.mark.parametrize("event", [LinkEvent.GIVE_UP, LinkEvent.CANCELLED, LinkEvent.REFUSED, LinkEvent.LOST])
