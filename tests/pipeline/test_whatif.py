@@ -150,7 +150,7 @@ def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> Non
     assert told["sample"] == 0.5
     (low, high), busiest = told["peak"]["interval"], told["peak"]["per_weight"]
     assert told["peak"]["messages"] == told["messages"]
-    assert told["messages"] / 2 < low < busiest < high
+    assert 0 < low < busiest < high
     assert ("max_per_hour" in told["uncertain"]) == (low < 650 < high)
     assert told["counted"]["messages"] == 2 * sum(slot_of(key) < SLOTS // 2 for key in KEYS) == 2 * len(half)
     low, high = told["intervals"]["messages"]
