@@ -120,7 +120,7 @@ class Reading(NamedTuple):
     lag: Lag
     consumers: int
     links: int
-    """The number of the queue's consumers that consume through a group, with those of other groups and of the past."""
+    """The number of the queue's consumers that are members' links, also of members that are gone."""
     direct: int
     """The number of the queue's consumers that do not consume through a group, nor end its generation."""
     waits_by_default: bool

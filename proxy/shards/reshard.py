@@ -216,6 +216,8 @@ class _Course:
             change = change_of(self.target, state)
             self.phase(2, f"closes the lanes of generation {old}")
             if not self._is_closed(change, state):
+                # No queue is drained yet, so a mark is of a queue that had the same name before.
+                await self.take([DeleteExchange(queue) for queue in change.left(()) if is_drained(queue, state)])
                 await self._switched()
             await self._close(change, state)
             for node, connection in zip(nodes, connections, strict=True):

@@ -293,20 +293,36 @@ def test_markers_of_a_command_that_was_killed_are_taken_away(topology: Topology)
     assert queues(topology) == {"orders.g2.1", "orders.g2.2"}
 
 
+def mark(topology: Topology, queue: str, arguments: dict[str, int]) -> None:
+    body = {"type": "fanout", "durable": True, "arguments": arguments}
+    topology.vhost.api.ask("PUT", "exchanges", topology.vhost.name, queue, body=body)
+
+
 @pytest.mark.versions
-def test_a_queue_that_was_drained_before_is_deleted_as_it_is(topology: Topology) -> None:
+def test_a_queue_that_was_drained_before_is_deleted_as_it_is(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after nodes and the command were killed in its deletion: no consumer of it may ever become active again."""
     topology.write(FILE.format(2))
     topology.did("apply")
     vhost, api = topology.vhost, topology.vhost.api
     wait_until("the shards", lambda: queues(topology) == {"orders.1", "orders.2"})
+    mark(topology, "orders.1", {DRAINED: 1})  # of a queue that had this name before
+    mark(topology, "orders.2", {})  # of something else
+    topology.write(FILE.format(1))
+
+    async def killed(*_: Any) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("proxy.shards.reshard.Line.drained", killed)
+        told = topology.run("apply", "--ordered", str(topology.file), *fleet(topology))
+    assert "killed" in told.stderr
+    exchanges = {each["name"] for each in topology.made()["exchanges"]}
+    assert exchanges == {"orders", "orders.2", *(f"orders.lane.{name}" for name in ("1", "2", "g2.1"))}
+    mark(topology, "orders.1", {DRAINED: 1})
     body = {"routing_key": "orders.1", "payload": "", "payload_encoding": "string", "properties": {}}
     assert api.ask("POST", "exchanges", vhost.name, "amq.default", "publish", body=body)["routed"]
-    for name, arguments in (("orders.1", {DRAINED: 1}), ("orders.2", {})):
-        api.ask("PUT", "exchanges", vhost.name, name, body={"type": "fanout", "durable": True, "arguments": arguments})
-    topology.write(FILE.format(1))
     ordered(topology)
     assert queues(topology) == {"orders.g2.1"}
-    names = {each["name"] for each in topology.made()["exchanges"]}
-    # The one without the mark was there for something else.
-    assert names == {"orders", "orders.lane.g2.1", "orders.2"}
+    assert {each["name"] for each in topology.made()["exchanges"]} == {"orders", "orders.lane.g2.1", "orders.2"}
