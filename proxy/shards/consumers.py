@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from proxy.topology.marker import DRAINER
+from proxy.topology.marker import DRAINER, LINK_PRIORITY
 
 FIELDS: Final = ("queue.name", "consumer_tag", "arguments", "active", "prefetch_count")
 """The fields of a consumer that `parse` reads."""
@@ -15,7 +15,7 @@ class Consumer(NamedTuple):
     queue: str
     tag: str
     is_link: bool
-    """Whether it consumes as a member of a group: each of these has an x-priority."""
+    """Whether it consumes as a member of a group: each of these has the x-priority `LINK_PRIORITY`."""
     is_active: bool
     """Whether the queue delivers to it; of those in the line of a single active consumer, one."""
     prefetch: int = 0
@@ -34,7 +34,7 @@ def parse(answer: object) -> Iterator[Consumer]:
         if not isinstance(each, dict) or not isinstance(queue := each.get("queue"), dict):
             continue
         arguments = each.get("arguments")
-        is_link = isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
+        is_link = isinstance(arguments, dict) and arguments.get("x-priority") == LINK_PRIORITY
         prefetch = each.get("prefetch_count")
         yield Consumer(
             str(queue.get("name")),

@@ -246,7 +246,8 @@ class Line:
                 return True
             if programs:
                 found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
-                state = "has messages to do" if found.message_count else "has got all: stop it"
+                has_all = found.consumer_count and not found.message_count  # without a leader both are 0
+                state = "has got all: stop it" if has_all else "has messages to do"
                 self._tell(f"the program with the consumer {programs[0].tag[:60]!r} {state}", say)
             await asyncio.sleep(_PROGRAMS_EVERY)
         return False

@@ -320,7 +320,7 @@ def strangers(change: Change, consumers: Iterable[Consumer], by_empty: Collectio
 
 
 def is_drained(queue: str, state: State) -> bool:
-    """Return whether an old queue was drained before, and its deletion not ended."""
+    """Return whether an old queue was drained before, and its deletion may not have ended."""
     found = state.exchanges.get(queue)
     return found is not None and DRAINED in found.arguments
 
@@ -380,7 +380,9 @@ def _unlike(target: Sharded, state: State) -> Iterator[str]:
 def has_no_limit(queue: str, state: State) -> bool:
     """Return whether nothing is done to a message of a queue however often it is delivered and comes back."""
     found = state.queues.get(queue)
-    if found is None or found.type != "quorum":
+    if found is None:
+        return False  # the management API may leave it out
+    if found.type != "quorum":
         return True
     limit = found.arguments.get("x-delivery-limit", found.policy.get("delivery-limit"))
     return limit == -1 if limit is not None else state.version < UNLIMITED_SINCE

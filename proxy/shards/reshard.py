@@ -5,12 +5,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from aio_pika.abc import AbstractConnection
+from aio_pika.abc import AbstractChannel, AbstractConnection
 from aio_pika.exceptions import AMQPError
 
 from proxy.settings.parse import Address
@@ -63,6 +63,9 @@ _LOOK_EVERY = 5.0
 
 _LIST_KEPT = 2.0
 """Seconds for which one list of the consumers is good enough for all queues."""
+
+_LOST_AFTER = 60.0
+"""Seconds without a majority of replicas after which a queue that was drained before is deleted as it is."""
 
 _AT_ONCE = 100
 """The most old queues in whose lines this process stands at once, each with a channel of its own."""
@@ -151,8 +154,8 @@ def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def _is_quorum(queue: str, state: State) -> bool:
-    found = state.queues.get(queue)
-    return found is not None and found.type == "quorum"
+    # One that the management API leaves out may be one: those are drained with more care.
+    return queue not in state.queues or state.queues[queue].type == "quorum"
 
 
 _LIMITS = (
@@ -202,7 +205,8 @@ class _Course:
         """Take all steps that are left."""
         name, number = self.target.name, self.target.generation
         old = sorted(state.generations(name))[0]
-        if self.target.generation not in state.generations(name):
+        is_resumed = self.target.generation in state.generations(name)
+        if not is_resumed:
             change = change_of(self.target, state)
             await self._refuse_unpermitted(change)
             await self._refuse_native()
@@ -214,6 +218,8 @@ class _Course:
             await self._make(state)
             state = await self.state()
             change = change_of(self.target, state)
+            if is_resumed:
+                await self._refuse_strangers(change, state)
             self.phase(2, f"closes the lanes of generation {old}")
             if not self._is_closed(change, state):
                 # No queue is drained yet, so a mark is of a queue that had the same name before.
@@ -273,7 +279,7 @@ class _Course:
                     "programs are waited for at quorum queues that no member of a group consumes: a classic queue does "
                     "not tell what a program holds that has stopped, and members take a queue before programs"
                 )
-            raise StoppedError([*lines, how, "nothing was changed"])
+            raise StoppedError([*lines, how, *self.how_to_go_on()])
         if self.manner.by_empty:
             for line in _LIMITS:
                 self.say(f"take care: {line}")
@@ -386,7 +392,10 @@ class _Course:
             may_look, has_programs = has_no_limit(queue, state), self.manner.by_empty and is_quorum
             terms = Queue(queue, generation, is_quorum, may_look, has_programs)
             line = Line(connections, terms, self._consumers_of)
-            channel = None if is_drained(queue, state) else await line.drained(room, self.say)
+            if is_drained(queue, state):
+                channel = await self._drained_again(queue, line.drained(room, self.say))
+            else:
+                channel = await line.drained(room, self.say)
             if channel is not None or is_drained(queue, state):
                 await self._delete(queue, generation, state)
                 if channel is not None:
@@ -411,11 +420,38 @@ class _Course:
         vhost, mark = self.target.vhost, DeclareExchange(queue, "fanout", {DRAINED: generation})
         is_free = queue not in state.exchanges or is_drained(queue, state)
         if is_free:
-            with suppress(RefusedError):
+            try:
                 await take(self.broker, vhost, mark)
+            except RefusedError:
+                is_free = False
         await take(self.broker, vhost, DeleteQueue(queue, if_empty=False))
         if is_free:
             await take(self.broker, vhost, DeleteExchange(queue))
+
+    async def _drained_again(
+        self, queue: str, drained: Coroutine[Any, Any, AbstractChannel | None]
+    ) -> AbstractChannel | None:
+        """Return what `Line.drained` does of a queue that was drained before; None if it can never be."""
+        finding = asyncio.create_task(drained)
+        losing = asyncio.create_task(self._has_lost_its_majority(queue))
+        try:
+            await asyncio.wait({finding, losing}, return_when=asyncio.FIRST_COMPLETED)
+            return finding.result() if finding.done() else None
+        finally:
+            finding.cancel()
+            losing.cancel()
+
+    async def _has_lost_its_majority(self, queue: str) -> None:
+        """Return once a quorum queue has had no majority of its replicas for `_LOST_AFTER`, though all nodes run."""
+        since = time.monotonic()
+        while time.monotonic() - since < _LOST_AFTER:
+            await asyncio.sleep(_LOOK_EVERY)
+            with suppress(ManagementError, TopologyError):
+                found = await self.broker.api.page(["queues", self.target.vhost, queue], ["members", "online"])
+                told = found if isinstance(found, dict) else {}
+                members, online = told.get("members"), told.get("online")
+                if not (isinstance(members, list) and isinstance(online, list) and 2 * len(online) <= len(members)):
+                    since = time.monotonic()
 
     async def _advance(self, change: Change, gone: set[str], progress: Progress) -> bool:
         """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""
