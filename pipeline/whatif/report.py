@@ -46,15 +46,16 @@ def enough_for(told: Mapping[str, Any]) -> list[str]:
     """Return in sentences how many shards are enough, and which keys none can hold; none if that was not asked for."""
     if (of := told["shards"]) is None:
         return []
-    peak = told["peak"]
+    peak, grown = told["peak"], max(1.0, of["growth"] or 1.0)  # fewer messages are not counted on
     said = [f"{_shards(of['now'])} enough for the busiest hour, {peak['hour']} with {peak['messages']:,} messages."]
     if of["growth"] is None:
         said.append("The journal has less than two weeks, so growth is not told; say it by --growth.")
     else:
-        said.append(f"{_shards(of['in_90_days'])} enough in {DAYS} days, with {of['growth']:.2f} times the messages.")
+        said.append(f"{_shards(of['in_90_days'])} enough in {DAYS} days, with {grown:.2f} times the messages.")
+    then = f", and {grown:.2f} times as many in {DAYS} days" if grown > 1 else ""
     return said + [
-        f"No shard can hold key {shortened(one['key'])}, with {one['messages']:,} messages in that hour: split it into"
-        f" {one['parts']} parts."
+        f"No shard can hold key {shortened(one['key'])}, with {one['messages']:,} messages in that hour{then}: split it"
+        f" into {one['parts']} parts."
         for one in of["hot"]
     ]
 

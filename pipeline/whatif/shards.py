@@ -33,7 +33,7 @@ class Enough:
     growth: float | None
     """The factor of the growth; None if it is not known."""
     hot: Mapping[int, int]
-    """By slot that exceeds the limit by itself, into how many parts its messages must be split: no shard holds it."""
+    """By slot that exceeds the limit by itself once it has grown, into how many parts its messages must be split."""
     spec: RingSpec
     """The ring of the later number."""
 
@@ -43,16 +43,17 @@ def enough(present: RingSpec, exchange: Sharded, busiest: Published, limit: floa
 
     `present` is the ring, and `exchange` the same in a topology file. A number that is there keeps its weight; others
     get the most common one. `busiest` is what the busiest hour had, which is multiplied by a `growth` above 1. Slots
-    that no shard can hold are left out of the loads, and count in the sum. Raises PipelineError if no number is enough.
+    that no shard can hold, now or then, are left out of the loads, and count in the sum. Raises PipelineError if no
+    number is enough.
     """
     factor = max(1.0, growth or 1.0)
     weights = {exchange.number_of(each.name) or 0: weight for each, weight in present.weights.items()}
     common = min(Counter(weights.values()).items(), key=lambda one: (-one[1], one[0]))[0]
-    most = limit * max(weights.values()) / factor
+    most = limit * max(weights.values())
     slots, messages = busiest.demand.slots, busiest.demand.messages
-    is_hot = messages > most
-    hot = dict(zip(slots[is_hot].tolist(), np.ceil(messages[is_hot] / most).astype(int).tolist(), strict=True))
-    slots, total, messages = slots[~is_hot], float(messages.sum()), messages[~is_hot]
+    total, is_held, will_be_held = float(messages.sum()), messages <= most, messages * factor <= most
+    parts = np.ceil(messages[~will_be_held] * factor / most).astype(int)
+    hot = dict(zip(slots[~will_be_held].tolist(), parts.tolist(), strict=True))
     ring: Ring | None = None
     now, tried = 0, MAX_SHARDS
     wanted: dict[Destination, int] = {}
@@ -62,16 +63,21 @@ def enough(present: RingSpec, exchange: Sharded, busiest: Published, limit: floa
         if room < total:
             continue
         ring = Ring.build(wanted) if ring is None else ring.changed(wanted)
-        got = np.bincount(ring.table[slots], messages, len(wanted))
-        busy = float((got / np.array(ring.weights)).max())
+        busy, then = (_busiest(ring, slots[some], messages[some]) for some in (is_held, will_be_held))
         if not now and busy <= limit:
             now = len(wanted)
-        if now and busy * factor <= limit and total * factor <= room:
+        if now and then * factor <= limit and total * factor <= room:
             return Enough(now, len(wanted), growth, hot, replace(present, weights=wanted, fair={}, queues={}))
         tried = min(tried, _FURTHER * len(wanted) + _AT_LEAST)
         if len(wanted) >= tried:
             break
-    raise PipelineError(_none_is_enough(messages, limit, factor, weight, len(wanted)))
+    raise PipelineError(_none_is_enough(messages[will_be_held], limit, factor, weight, len(wanted)))
+
+
+def _busiest(ring: Ring, slots: np.ndarray, messages: np.ndarray) -> float:
+    """Return how many messages the busiest shard gets, for each unit of its weight."""
+    got = np.bincount(ring.table[slots], messages, len(ring.weights))
+    return float((got / np.array(ring.weights)).max())
 
 
 def _numbers(present: Sequence[int]) -> Sequence[int]:

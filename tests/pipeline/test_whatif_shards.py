@@ -75,6 +75,15 @@ def test_a_key_that_no_shard_holds_is_told_in_parts_and_does_not_make_more_shard
     assert list(enough(FOUR, FILE, busiest(hot), 30_000, 2.0).hot.values()) == [5]
 
 
+def test_a_key_that_no_shard_can_hold_later_counts_now() -> None:
+    heavy = busiest(np.append(EVEN, 29_000))
+    found = enough(FOUR, FILE, heavy, 30_000, 2.0)
+    assert list(found.hot.values()) == [2]
+    assert found.now == enough(FOUR, FILE, heavy, 30_000, None).now
+    without = enough(FOUR, FILE, busiest(np.append(EVEN, 1)), 30_000, None)
+    assert found.now > without.now
+
+
 def test_a_key_that_fills_a_shard_by_itself_ends_the_search() -> None:
     with pytest.raises(PipelineError, match=r"not even \d+ shards of weight 1 are enough; the heaviest .* 9,999"):
         enough(FOUR, FILE, busiest(np.append(EVEN, 9_999)), 10_000, None)
