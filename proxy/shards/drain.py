@@ -168,7 +168,12 @@ class Line:
         await answered(channel.set_qos(self._prefetch(listed)))
         found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
         if not found.consumer_count and (found.message_count or 0) > self._is_marked:
-            say(f"{self._queue}: no member of the group consumes it")
+            who = (
+                "program consumes it: start one again"
+                if self._terms.has_programs
+                else "member of the group consumes it"
+            )
+            say(f"{self._queue}: no {who}")
             if not (self._terms.may_look and is_patient):
                 return False
         inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
