@@ -175,6 +175,8 @@ class _Course:
         self.broker, self.lock, self.manner, self.say = broker, lock, manner, say
         self.target = exchange
         self._phase = ""
+        self._of_programs: frozenset[str] = frozenset()
+        """The old queues that programs may consume by their own names, of groups without a member."""
         self._listed: tuple[float, tuple[Consumer, ...]] | None = None
         """When the consumers were listed last, in monotonic seconds, and they."""
         self._listing = asyncio.Lock()
@@ -266,13 +268,16 @@ class _Course:
 
         The limits of waiting for programs are told.
         """
-        old = [queue for each in change.old for queue in each.queues.values()]
-        consumers = await self._consumers()
-        of_groups = {each.queue for each in consumers if each.is_link}
-        waited_for = [
-            queue for queue in old if self.manner.by_empty and queue not in of_groups and _is_quorum(queue, state)
-        ]
-        if lines := strangers(change, consumers, waited_for):
+        consumers, left = await self._consumers(), change.left(())
+        linked = {each.queue for each in consumers if each.is_link}
+        # A member that comes back would take a queue before whoever waits in the line of programs.
+        with_members = {group for queue, (group, _) in left.items() if queue in linked}
+        self._of_programs = frozenset(
+            queue
+            for queue, (group, _) in left.items()
+            if self.manner.by_empty and group not in with_members and _is_quorum(queue, state)
+        )
+        if lines := strangers(change, consumers, self._of_programs):
             how = "--drained-by empty waits for the programs of quorum queues"
             if self.manner.by_empty:
                 how = (
@@ -389,7 +394,7 @@ class _Course:
 
         async def drain(queue: str) -> None:
             is_quorum = _is_quorum(queue, state)
-            may_look, has_programs = has_no_limit(queue, state), self.manner.by_empty and is_quorum
+            may_look, has_programs = has_no_limit(queue, state), queue in self._of_programs
             terms = Queue(queue, generation, is_quorum, may_look, has_programs)
             line = Line(connections, terms, self._consumers_of)
             if is_drained(queue, state):
