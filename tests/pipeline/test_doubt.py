@@ -74,7 +74,7 @@ def test_whatif_says_so_and_is_not_good() -> None:
         slots = np.linspace(0, DRAWN - 1, len(counts)).astype(np.int64)
         found = find(ring, ring, Published.of(Demand(slots, counts, counts), 0.01))
         told = verdict(found, Limits(None, None), sample=0.01, with_bytes=True)
-        told |= {"left_out": {"hashed": 0, "ring": 0}}
+        told |= {"left_out": {"hashed": 0, "ring": 0}, "shards": None}
         assert told["intervals_hold"] is not said
         page = report(found, told, judged_change(found, told), [], Row(key=b"k", slot=0, messages=1), "", {}).html()
         assert (UNKNOWN in page) is said

@@ -249,7 +249,7 @@ def test_a_healthy_ring_of_unequal_weights_is_even() -> None:
     assert Limits(0.0, 1.3).passed(found) == []
     told = verdict(found, Limits(0.0, 1.3), sample=1.0, with_bytes=False)
     assert told["max_over_fair"]["proposed"] == found.max_over_fair.proposed.value
-    assert told["limits"] == {"max_moved": 0.0, "max_over_fair": 1.3}
+    assert told["limits"] == {"max_moved": 0.0, "max_over_fair": 1.3, "max_per_hour": None}
     shares = {row[1]: (row[5], row[6]) for row in found.rows()}
     assert shares["orders.1"] == (pytest.approx(0.5, abs=0.02), pytest.approx(1.0, abs=0.04))
 
