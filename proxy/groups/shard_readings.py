@@ -20,7 +20,7 @@ from proxy.groups.group import Group
 from proxy.groups.lag import Lag, lag_of
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
-from proxy.topology.marker import DRAINER
+from proxy.topology.marker import is_drainer, is_link
 from proxy.topology.names import natural, some
 from proxy.topology.table import Entry
 
@@ -299,7 +299,7 @@ def parse_shard(
         _lag(queue, has_rates=has_rates),
         len(queue.consumer_details),
         sum(map(_is_link, queue.consumer_details)),
-        sum(not _is_link(each) and not _is_drainer(each) for each in queue.consumer_details),
+        sum(map(_is_direct, queue.consumer_details)),
         # From 4.3 on a quorum queue waits for the consumer of a lost node, and can delay what comes back.
         is_quorum and version >= (4, 3) and limits == (None, None),
         read_at,
@@ -348,15 +348,12 @@ def _shows_priorities(queue: _Queue) -> bool:
 
 
 def _is_link(consumer: object) -> bool:
-    """Return whether a consumer is of a group: all of those have an x-priority."""
-    arguments = consumer.get("arguments") if isinstance(consumer, dict) else None
-    return isinstance(arguments, dict) and type(arguments.get("x-priority")) is int
+    return isinstance(consumer, dict) and is_link(consumer.get("consumer_tag"), consumer.get("arguments"))
 
 
-def _is_drainer(consumer: object) -> bool:
-    """Return whether a consumer is of the command that ends a generation."""
-    tag = consumer.get("consumer_tag") if isinstance(consumer, dict) else None
-    return isinstance(tag, str) and tag.startswith(DRAINER)
+def _is_direct(consumer: object) -> bool:
+    """Return whether a consumer is neither of a group nor of the command that ends a generation."""
+    return not _is_link(consumer) and not (isinstance(consumer, dict) and is_drainer(consumer.get("consumer_tag")))
 
 
 def between(shards: int, least: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from proxy.topology.marker import DRAINER, LINK_PRIORITY
+from proxy.topology.marker import is_drainer, is_link
 
 FIELDS: Final = ("queue.name", "consumer_tag", "arguments", "active", "prefetch_count")
 """The fields of a consumer that `parse` reads."""
@@ -15,7 +15,7 @@ class Consumer(NamedTuple):
     queue: str
     tag: str
     is_link: bool
-    """Whether it consumes as a member of a group: each of these has the x-priority `LINK_PRIORITY`."""
+    """Whether it is a link of a member of a group."""
     is_active: bool
     """Whether the queue delivers to it; of those in the line of a single active consumer, one."""
     prefetch: int = 0
@@ -24,7 +24,7 @@ class Consumer(NamedTuple):
     @property
     def is_program(self) -> bool:
         """Whether it is a program that consumes the queue by its own name: neither a member, nor a drainer."""
-        return not self.is_link and not self.tag.startswith(DRAINER)
+        return not self.is_link and not is_drainer(self.tag)
 
 
 def parse(answer: object) -> Iterator[Consumer]:
@@ -33,13 +33,11 @@ def parse(answer: object) -> Iterator[Consumer]:
     for each in listed:
         if not isinstance(each, dict) or not isinstance(queue := each.get("queue"), dict):
             continue
-        arguments = each.get("arguments")
-        is_link = isinstance(arguments, dict) and arguments.get("x-priority") == LINK_PRIORITY
-        prefetch = each.get("prefetch_count")
+        tag, prefetch = str(each.get("consumer_tag")), each.get("prefetch_count")
         yield Consumer(
             str(queue.get("name")),
-            str(each.get("consumer_tag")),
-            is_link,
+            tag,
+            is_link(tag, each.get("arguments")),
             is_active=each.get("active") is True,
             prefetch=prefetch if type(prefetch) is int else 0,
         )

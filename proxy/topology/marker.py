@@ -24,3 +24,14 @@ LINK_PRIORITY: Final = 1
 It must be the same for all: RabbitMQ 4.3 has an active consumer give way to one of a higher priority, and keeps it if
 its channel ends meanwhile, so that the shard stands still.
 """
+
+
+def is_drainer(tag: object) -> bool:
+    """Return whether a consumer with this tag drains a shard, as the management API lists it."""
+    return isinstance(tag, str) and tag.startswith(DRAINER)
+
+
+def is_link(tag: object, arguments: object) -> bool:
+    """Return whether a consumer with this tag and these arguments is a member's link, likewise."""
+    priority = arguments.get("x-priority") if isinstance(arguments, dict) else None
+    return type(priority) is int and priority == LINK_PRIORITY and not is_drainer(tag)

@@ -25,7 +25,7 @@ from proxy.http.admin.group_metrics import collect
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Selection
 from proxy.topology.management import Management
-from proxy.topology.marker import DRAINER
+from proxy.topology.marker import DRAINER, LINK_PRIORITY
 from proxy.topology.reader import Reader
 from proxy.topology.scheduler import Scheduler
 from proxy.topology.table import Router
@@ -343,9 +343,9 @@ async def test_a_member_that_does_not_ack_gives_its_shard_away(fake: FakeManagem
 
 
 QUORUM = {"type": "quorum", "arguments": {"x-single-active-consumer": True}}
-A_LINK = {"consumer_tag": "ctag1", "arguments": {"x-priority": 0}}
+A_LINK = {"consumer_tag": "ctag1", "arguments": {"x-priority": LINK_PRIORITY}}
 A_STRANGER = {"consumer_tag": "mine", "arguments": {}}
-A_DRAINER = {"consumer_tag": f"{DRAINER}1", "arguments": {}}
+A_DRAINER = {"consumer_tag": f"{DRAINER}1", "arguments": {"x-priority": LINK_PRIORITY}}
 
 
 @pytest.mark.parametrize(

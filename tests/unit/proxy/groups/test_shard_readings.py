@@ -20,7 +20,7 @@ from proxy.topology.management import Management, ManagementError
 from proxy.topology.marker import DRAINER, LINK_PRIORITY
 from tests.unit.proxy.fake_management import FakeManagement, Fault, body, status
 
-LINK = {"consumer_tag": "c", "arguments": {"x-priority": 0}}
+LINK = {"consumer_tag": "c", "arguments": {"x-priority": LINK_PRIORITY}}
 GOOD: dict[str, Any] = {
     "type": "quorum",
     "arguments": {
