@@ -451,12 +451,18 @@ class _Course:
         since = time.monotonic()
         while time.monotonic() - since < _LOST_AFTER:
             await asyncio.sleep(_LOOK_EVERY)
-            with suppress(ManagementError, TopologyError):
-                found = await self.broker.api.page(["queues", self.target.vhost, queue], ["members", "online"])
-                told = found if isinstance(found, dict) else {}
-                members, online = told.get("members"), told.get("online")
-                if not (isinstance(members, list) and isinstance(online, list) and 2 * len(online) <= len(members)):
-                    since = time.monotonic()
+            if not await self._lacks_a_majority(queue):
+                since = time.monotonic()
+
+    async def _lacks_a_majority(self, queue: str) -> bool:
+        """Return whether the management API says that half or fewer of a queue's replicas run."""
+        try:
+            found = await self.broker.api.page(["queues", self.target.vhost, queue], ["members", "online"])
+        except (ManagementError, TopologyError):
+            return False
+        told = found if isinstance(found, dict) else {}
+        members, online = told.get("members"), told.get("online")
+        return isinstance(members, list) and isinstance(online, list) and 2 * len(online) <= len(members)
 
     async def _advance(self, change: Change, gone: set[str], progress: Progress) -> bool:
         """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""
