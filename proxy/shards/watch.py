@@ -117,13 +117,16 @@ class Watch:
         document = load(self._file)
         vhosts = [exchange.vhost for exchange in document]
         states = await broker.states(vhosts)
-        self._show(make_plan(document, states))
+        plan = make_plan(document, states)
+        self._show(plan)
         lines: list[str] = []
         if self._manner is not None and await self._reshard(broker, document, states, self._manner, lines):
             # The change may have taken hours, so the file and all the rest are read anew.
             return make_plan((), states), lines
-        rest = tuple(exchange for exchange in document if exchange not in self._differed)
-        plan = make_plan(rest, states)
+        rest = document
+        if self._differed:
+            rest = tuple(exchange for exchange in document if exchange not in self._differed)
+            plan = make_plan(rest, states)
         if plan.steps and not plan.refusals:
             async with locked(broker, vhosts, "apply --watch") as lock:
                 self._is_fenced = False
