@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import pika
 
 from bench import BenchError
-from bench.long.scene import await_ring
+from bench.long.scene import await_ring, virtual_host
 from bench.metered import Asked, Meter, metered
 from bench.process import cpu_seconds
 from bench.tables import table
@@ -61,7 +61,7 @@ class Took(NamedTuple):
     command: Asked
     """The questions of the command to the management API."""
     fleet: Asked
-    """Those of all sidecars."""
+    """The questions of all sidecars together."""
     broker_cpu: float
     """CPU seconds."""
     sidecar_cpu: float
@@ -69,7 +69,7 @@ class Took(NamedTuple):
     usual: float
     """The time of a confirm before the change, in seconds: that which 99% of them are below."""
     during: float
-    """The same of publishes during the change."""
+    """The time of a confirm during the change, in seconds, likewise."""
     slowest: float
     load: float
     """The load average at the end."""
@@ -132,19 +132,9 @@ def chosen() -> Sequence[tuple[int, int, int]]:
     return [(int(sidecars), int(shards), int(backlog)) for sidecars, shards, backlog in found]
 
 
-@contextmanager
-def _vhost(world: World) -> Iterator[None]:
-    world.node.control("add_vhost", _VHOST)
-    try:
-        world.node.control("set_permissions", "-p", _VHOST, "guest", ".*", ".*", ".*")
-        yield
-    finally:
-        world.node.control("delete_vhost", _VHOST)
-
-
 def _change(world: World, meter: Meter, sidecars: int, shards: int, backlog: int) -> Took:
     """Grow an exchange by a tenth of its shards."""
-    with _vhost(world), ExitStack() as stack:
+    with virtual_host(world, _VHOST), ExitStack() as stack:
         _run(world, meter, shards)
         settings = {"groups": _EXCHANGE, "management-url": meter.urls[_SIDECARS]}
         fleet = [stack.enter_context(running_compiled(world.node, settings)) for _ in range(sidecars)]

@@ -4,12 +4,12 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import BenchError
+from bench.long.scene import virtual_host
 from bench.process import cpu_seconds
 from bench.rounds import Spread
 from bench.tables import Goal, at_most, goal_table, shown, table
@@ -37,7 +37,7 @@ class Took(NamedTuple):
 
 def plan(world: World) -> str:
     """Measure plans of one file as more and more of its shards exist; return the section."""
-    with _vhost(world):
+    with virtual_host(world, _VHOST):
         whole, fewer = (_file(world.folder, shards) for shards in (SHARDS, SHARDS - 1))
         found = {"none": _rounds(world, whole, _CHANGES)}
         _run(world, "apply", fewer, 0)
@@ -64,17 +64,6 @@ def markdown(found: Mapping[str, Sequence[Took]]) -> str:
         heads += [what, "least to most"]
     note = f"Medians of {ROUNDS} runs, with the least and the most. The shards are quorum queues with lanes."
     return f"{goal_table(goals(found))}\n\n{table(heads, rows)}\n\n{note}"
-
-
-@contextmanager
-def _vhost(world: World) -> Iterator[None]:
-    """Add a virtual host, and delete it at the end with all that is in it."""
-    world.node.control("add_vhost", _VHOST)
-    try:
-        world.node.control("set_permissions", "-p", _VHOST, "guest", ".*", ".*", ".*")
-        yield
-    finally:
-        world.node.control("delete_vhost", _VHOST)
 
 
 def _file(folder: Path, shards: int) -> Path:

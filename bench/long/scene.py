@@ -105,6 +105,17 @@ def _ratio(rounds: Sequence[Throughput], others: Sequence[Throughput]) -> tuple[
     return shown(ratio, ".4f" if ratio.median < 0.1 else ".2f" if ratio.median < 10 else ".0f")
 
 
+@contextmanager
+def virtual_host(world: World, name: str) -> Iterator[None]:
+    """Add a virtual host, and delete it at the end with all that is in it."""
+    world.node.control("add_vhost", name)
+    try:
+        world.node.control("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+        yield
+    finally:
+        world.node.control("delete_vhost", name)
+
+
 def await_ring(http_url: str, exchange: str, vhost: str = "/") -> None:
     """Wait until a sidecar routes the exchange. Raises BenchError where that takes too long."""
     deadline = time.monotonic() + _RING_WITHIN
