@@ -126,7 +126,9 @@ def test_a_message_that_was_given_up_is_worked_on_again(
     with client.session(sidecar.amqp_port, vhost.name) as wire:
         consume(wire)
         work(wire, lambda content: True)
-        wait_until("the dead letter is there", lambda: vhost.api.ask("GET", "queues", vhost.name, "graves")["messages"])
+        wait_until(
+            "the dead letter is there", lambda: vhost.api.ask("GET", "queues", vhost.name, "graves").get("messages")
+        )
         told, complained = redrive(client, sidecar.amqp_port, vhost)
         assert "at least once" in told
         assert last(told) == "1 published again; left in the queue: none of those read"
