@@ -62,7 +62,7 @@ _LEAST_PREFETCH, _NO_PREFETCH = 200, 2000
 """How many messages a member holds that sets no prefetch, and how many a quorum queue gives to such a program."""
 
 _TWICE = 2
-"""How often the broker must say that a queue is not there."""
+"""How often the broker must say that a queue is not there, or that nobody else holds messages of it."""
 
 
 async def closed(connection: AbstractConnection, lanes: Sequence[str]) -> None:
@@ -262,12 +262,18 @@ class Line:
     ) -> bool:
         """Return once no cancelled consumer holds a message: True, or False if this consumer, the active one, has got
         something meanwhile.
+
+        A replica that does not know yet that it leads no more counts the program that was active before. It is told
+        within a second or two if it can be reached, so two looks in a row must count this consumer alone.
         """
+        alone = 0
         while self._terms.has_programs and inbox.empty():
             found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
-            if found.consumer_count == 1:
+            alone = alone + 1 if found.consumer_count == 1 else 0
+            if alone == _TWICE:
                 break
-            self._tell("a program that has stopped holds messages still", say)
+            if not alone:
+                self._tell("a program that has stopped holds messages still", say)
             await asyncio.sleep(_PROGRAMS_EVERY)
         return inbox.empty()
 
