@@ -199,6 +199,7 @@ def findings(every: Sequence[Grown], day: date) -> list[Finding]:
 
 
 def _finding(one: Grown, day: date) -> Finding:
+    """Return the finding that a key, tenant or queue has grown, with its messages then, a day and a week before."""
     subject = one.subject
     said = (
         f"{subject.what.capitalize()} {subject.name} of exchange {subject.exchange} (virtual host {subject.vhost}) has"

@@ -181,8 +181,8 @@ class Reader:
 
 
 def _header(row: _Properties, made_id: bytes = b"") -> Header:
-    """Return the content header of a persistent message with these properties, in the order of their flags, and a
-    made id.
+    """Return the content header of a persistent message with these properties, in the order of their flags, and with
+    `made_id`, an encoded message id, if the table has no column for it.
     """
     flags, before, headers, after = _FLAGS | (_ID_FLAG if made_id else 0), b"", b"", b"\x02"
     for flag, value in row:

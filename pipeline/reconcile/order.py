@@ -14,7 +14,8 @@ _TRACKED = 50
 
 
 def chunks(parts: DataFrame) -> DataFrame:
-    """Return the messages of `together` that have an order, and a hot key's cut into chunks of about equal size.
+    """Return the messages of `reconcile.messages.together` that have an order, and a hot key's cut into chunks of
+    about equal size.
 
     Columns: those of ORDERED, `message_id`, `position` (of the first copy in the queue), `published_at` and `told_at`,
     `is_hot`, whether its key has more messages than a task should get, and `chunk`, 0 for other keys. Among messages

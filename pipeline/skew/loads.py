@@ -40,6 +40,7 @@ def _by_owner(spark: SparkSession, slots: DataFrame, rings: Rings, *sums: str) -
     schema = f"{SCOPES}, kind string, name string, {', '.join(f'{name} long' for name in sums)}"
 
     def of_scope(scope: tuple[pa.Scalar, ...], rows: pa.Table) -> pa.Table:
+        """Return the sums of the slots of one SCOPE by owner, on the ring of that SCOPE."""
         ring = weights.value[scope[SCOPE.index("ring")].as_py()]
         owner = pa.array(owners(ring, rows["slot"].to_numpy().astype("int64")))
         added = pa.table({"owner": owner, **{name: rows[name] for name in sums}})

@@ -258,10 +258,10 @@ class Sample:
     def _of(cls, units: int, unseen: float, values: F64, times: F64, heaviest: Iterable[tuple[int, float]]) -> "Sample":
         """Make a sample of the values of units, the largest first, and how many units have each.
 
-        Heavy are as many of `heaviest` as are each, with all that are heavier, far above what is left, so that two hot
-        ones do not hide one another. One such unit beside enough others is the only one. With several, or beside few
-        others, no sample tells whether units like them were not drawn. Where all were drawn, none is heavy, since
-        nothing is estimated.
+        The first n of `heaviest` are heavy, for the largest n whose last one is far above what is left, so that two hot
+        ones do not hide one another. A single one beside enough others is taken for the only one. With several, or
+        beside few others, units like them may exist that were not drawn: no sample tells. Where all were drawn, none is
+        heavy, since nothing is estimated.
         """
         every = light = _Drawn.of(units, values, times)
         heavy, rest = 0, times.copy()

@@ -21,8 +21,9 @@ from proxy.tracing import tracing
 def mistakes(settings: Settings) -> list[str]:
     """Return what is wrong with the files that the settings name, each in a line that begins with the setting.
 
-    A sidecar of the same user starts where this is empty, unless an address is taken. A certificate that has ended
-    counts as a mistake: a sidecar would start with it, and nobody who checks it would connect.
+    `config --check` prints it. A sidecar of the same user starts where this is empty, unless an address is taken. A
+    certificate that has ended counts as a mistake: a sidecar would start with it, and no client that verifies it would
+    connect.
     """
     found: dict[str, None] = {}
     for check in _checks(settings):

@@ -141,7 +141,7 @@ class Room:
                 self._tell("the broker does not answer in time")
                 await self.line.beats.drop()
             except Exception as error:  # aio-pika raises many kinds, and none may end the beats
-                # Once beats were sent and received, something else is refused, and others may be heard again.
+                # A refusal at first is of rights that beats need. After a later one, others may still be heard.
                 self.is_refused = isinstance(error, ChannelAccessRefused) and bool(self.fault)
                 self._tell(" ".join(str(error).split()) or type(error).__name__)
             finally:

@@ -259,7 +259,7 @@ class _HeadLimitedParser:
         self._size = 0
         """Bytes of an incomplete head that have come so far."""
         self._reach = 0
-        """Bytes in which the last and the next request are: no head is longer."""
+        """Bytes of all reads since the last head ended, with that read: the next head has no more."""
         self._body: StreamReader = EMPTY_PAYLOAD
         """The body of the last request; once it has ended, what follows is another request's head."""
 

@@ -80,9 +80,10 @@ class Connection:
         self.phase = phase
 
     def open(self, cluster: str | None) -> None:
-        """Take the routes of the session's virtual host as they are for `cluster`, the broker's cluster's name.
+        """Take the routes of the session's virtual host.
 
-        Called at connection.open-ok, and again once the cluster is renamed.
+        Hash exchanges wait if `cluster`, the name of the broker's, is not the one whose bindings are read. Called at
+        connection.open-ok, and again once the cluster is renamed.
         """
         self.handshake.cluster = cluster
         self.table = self.tables(self.handshake.vhost, cluster)

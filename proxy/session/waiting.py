@@ -35,7 +35,8 @@ class Waiting:
     def withhold(self, channel: Channel, piece: bytes) -> None:
         """Put a frame, or the beginning of a body frame, into its channel's backlog, which begins where `held` says so.
 
-        A frame that is withheld goes on for nobody; its channel has a backlog or `held` is set.
+        A withheld frame is not sent, and not counted until it is taken again; its channel has a backlog or `held` is
+        set.
         """
         if self.held is not None:
             channel.backlog, self.held = Backlog(self.held), None

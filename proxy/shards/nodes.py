@@ -100,7 +100,10 @@ def _disconnected(shards: Sequence[Shard], state: State) -> Iterator[Warned]:
 
 
 def _waits_by_default(shard: Shard, state: State) -> bool:
-    """Return whether a shard's queue exists and has its `DISCONNECTED_TIMEOUT` neither set nor by a policy."""
+    """Return whether an existing shard waits RabbitMQ's default time for a consumer whose node is lost.
+
+    Neither an argument nor a policy gives it a `DISCONNECTED_TIMEOUT` then.
+    """
     found = state.queues.get(shard.queue)
     return (
         found is not None

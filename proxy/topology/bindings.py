@@ -274,8 +274,8 @@ def _bindings(items: Sequence[answers.BindingItem | answers.BindingItemWithArgum
     )
 
 
-def promise_of(shard: object, groups: object, generation: object = None, of: object = None) -> Promise | None:
-    """Return the promise of a binding with these arguments; None if they make none, or have another form.
+def promise_of(shard: object, groups: object, generation: object = None, shards: object = None) -> Promise | None:
+    """Return what a lane's binding says of its shard, groups and generation; None if nothing, or in another form.
 
     Those that name a generation, and have another form, make the promise `UNREADABLE`.
     """
@@ -288,9 +288,9 @@ def promise_of(shard: object, groups: object, generation: object = None, of: obj
     opened = tuple(sorted(groups.items()))
     if generation is None:
         return Promise(str(shard), opened)
-    if not _is_count(generation, 2, MAX_GENERATION) or not _is_count(of, 1, MAX_DESTINATIONS):
+    if not _is_count(generation, 2, MAX_GENERATION) or not _is_count(shards, 1, MAX_DESTINATIONS):
         return malformed
-    return Promise(str(shard), opened, generation, of)
+    return Promise(str(shard), opened, generation, shards)
 
 
 def _is_count(value: object, least: int, most: int) -> TypeGuard[int]:

@@ -206,8 +206,8 @@ class Overlay:
         self._declared = None
         added, removed = self._added.pop_all(destination), self._removed.pop_all(destination)
         whole = Binding(destination, _EVERY_KEY)
-        # This statement replaces all that were made about single bindings to the destination. It is contested if one
-        # of them said the opposite, or was contested itself.
+        # This statement replaces all that were made about single bindings to the destination. It is contested (an
+        # older reading may seem to show it) if one of them said the opposite, or was contested itself.
         replaced = [*removed, self._deletions.get(whole)]
         contested = bool(added) or any(map(_contested, replaced))
         self._record(self._deletions, whole, _Statement(at, contested))

@@ -117,7 +117,10 @@ class OverlayStore:
         self._vhosts.setdefault(name[0], _VhostOverlays()).add(name[1], declaration, at)
 
     def settle(self, name: Name, shown_type: str | None, bindings: Iterable[Binding], started: float) -> None:
-        """Drop the statements that a good reading makes needless, and the whole overlay if it then holds none."""
+        """Drop the statements that a good reading shows or that are too old, and the overlay if it then holds none.
+
+        `shown_type` is the exchange's type in that reading, None if the exchange is not there.
+        """
         if name in self:
             of_vhost = self._vhosts[name[0]]
             overlay = of_vhost.overlays[name[1]]

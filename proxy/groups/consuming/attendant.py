@@ -193,7 +193,7 @@ class GroupAttendant(Attendant):
             self._guarded(task.result)
 
     async def _tell_shards(self, event: ShardsAsked) -> None:
-        """Read the shards for which a method of the client's waits, and go on with it."""
+        """Read a group's shards, for which a client's queue.declare or basic.get waits, and go on with that method."""
         interceptor = self.interceptor
         shards, why = None, ""
         try:

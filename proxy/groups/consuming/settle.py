@@ -250,7 +250,10 @@ def try_again(g: Consuming) -> None:
 
 
 def dead_lettered(g: Consuming, held: Held, *, is_confirmed: bool) -> None:
-    """Have the broker get an ack for a message whose dead letter is confirmed; else publish it again later."""
+    """Have the broker get an ack for a message whose dead letter is confirmed; else publish it again later.
+
+    Where its link ends, the message is left to the broker.
+    """
     source = g.sources.get(held.window.number)
     if not isinstance(source, HiddenChannel) or source.window is not held.window or held.state != HeldState.DEAD:
         if held.state == HeldState.DEAD:

@@ -115,7 +115,7 @@ def given(field: str, encode: Callable[[object], bytes], item: Mapping[str, obje
 
 
 def as_json(value: object) -> bytes:
-    """Return the value as compact JSON in UTF-8. Raises PropertyError."""
+    """Return a payload that is given as JSON as compact JSON in UTF-8. Raises PropertyError."""
     try:
         text = _json(value)
     except RecursionError:

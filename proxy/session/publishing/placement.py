@@ -129,7 +129,11 @@ def _unless_tried(tried: Collection[Stale | Name], what: Unread) -> Unread | Non
 
 
 def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
-    """Publish a message again: send its method and content header to `to`. Return False if they do not fit a frame."""
+    """Publish a returned message on the session's own channel.
+
+    It goes to the ring's queue (Target) or to the client's exchange (Route). The method and the content header are
+    sent; the body follows. Return False if they do not fit a frame.
+    """
     own = c.republishing
     own.begun = True  # from now on the broker's frames on that number are this proxy's
     header = as_published(message, data, start, stop)
