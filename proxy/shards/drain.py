@@ -96,8 +96,8 @@ class Queue(NamedTuple):
     generation: int
     """The generation that ends."""
     is_quorum: bool = True
-    may_look: bool = False
-    """Whether a message may be looked at though no member consumes: no delivery limit counts that."""
+    may_look: Callable[[], bool] = lambda: False
+    """Whether a message may be looked at now though no member consumes: no delivery limit counts that."""
     has_programs: bool = False
     """Whether programs may consume a quorum queue by its own name, and are waited for."""
 
@@ -116,8 +116,8 @@ class Line:
         self._queue = queue.name
         self._told = ""
         """The last text about programs."""
-        self._is_marked = False
-        """Whether a marker of this process is in the queue."""
+        self._markers: set[str] = set()
+        """The names of the markers of this process that are in the queue, as far as it knows."""
 
     @property
     def _is_cut_off(self) -> bool:
@@ -166,16 +166,8 @@ class Line:
         """
         listed = await self._consumers(self._terms.name) if self._terms.is_quorum else []
         await answered(channel.set_qos(self._prefetch(listed)))
-        found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
-        if not found.consumer_count and (found.message_count or 0) > self._is_marked:
-            who = (
-                "program consumes it: start one again"
-                if self._terms.has_programs
-                else "member of the group consumes it"
-            )
-            say(f"{self._queue}: no {who}")
-            if not (self._terms.may_look and is_patient):
-                return False
+        if await self._has_nobody(channel, say) and not (is_patient and self._terms.may_look()):
+            return False
         inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         queue = await channel.get_queue(self._queue, ensure=False)
         # The priority is that of all others in the line, so that RabbitMQ takes them in their order of arrival.
@@ -185,17 +177,16 @@ class Line:
         await answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
         last, looks = "", iter(_LOOKS)
         while (wait := next(looks, None)) is not None:
-            if not self._is_marked:
+            if not self._markers:
                 if not await self._may_mark(channel, tag, inbox, say):
                     return False
                 await self._put(channel)
-                self._is_marked = True
             try:
                 message = await asyncio.wait_for(inbox.get(), wait)
             except TimeoutError:
                 found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
-                # A member without acks takes a marker out of the queue.
-                self._is_marked = bool(found.message_count)
+                if not found.message_count:
+                    self._markers.clear()  # a member without acks takes markers out of the queue
                 continue
             looks = iter(_LOOKS)
             if not _is_own(message):
@@ -203,10 +194,20 @@ class Line:
             if last and message.message_id == last:
                 return True
             await answered(message.ack())
+            self._markers.discard(message.message_id or "")
             if not last and await self._is_alone(channel, inbox, say):
                 # This consumer is the active one, so whatever is in the queue comes before a marker that is put now.
                 last = await self._put(channel)
         return False
+
+    async def _has_nobody(self, channel: AbstractChannel, say: Callable[[str], None]) -> bool:
+        """Return, and say, whether the queue has a message that is no marker of this process, and no consumer."""
+        found = (await answered(channel.declare_queue(self._queue, passive=True))).declaration_result
+        if found.consumer_count or (found.message_count or 0) <= len(self._markers):
+            return False
+        who = "program consumes it: start one again" if self._terms.has_programs else "member of the group consumes it"
+        say(f"{self._queue}: no {who}")
+        return True
 
     def _prefetch(self, listed: Sequence[Consumer]) -> int:
         """Return how many messages to take at a time: as many as come back together from one of these consumers."""
@@ -228,6 +229,7 @@ class Line:
             await answered(channel.default_exchange.publish(marker, self._queue, mandatory=True))
         except aio_pika.exceptions.DeliveryError:
             raise OSError(f"queue {self._queue!r} takes no marker: it is gone, full, or has no leader") from None
+        self._markers.add(name)
         return name
 
     async def _may_mark(

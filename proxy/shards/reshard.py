@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -175,6 +176,8 @@ class _Course:
         self.broker, self.lock, self.manner, self.say = broker, lock, manner, say
         self.target = exchange
         self._phase = ""
+        self._seen: State | None = None
+        """The state at the last look. The management API may leave a queue out whose node is away."""
         self._of_programs: frozenset[str] = frozenset()
         """The old queues that programs may consume by their own names, of groups without a member."""
         self._listed: tuple[float, tuple[Consumer, ...]] | None = None
@@ -185,7 +188,8 @@ class _Course:
 
     async def state(self) -> State:
         """Return what exists now."""
-        return (await self.broker.states([self.target.vhost]))[self.target.vhost]
+        self._seen = (await self.broker.states([self.target.vhost]))[self.target.vhost]
+        return self._seen
 
     def how_to_go_on(self) -> list[str]:
         """Return how far the change has come, and what to do after it was stopped, in lines."""
@@ -394,8 +398,8 @@ class _Course:
 
         async def drain(queue: str) -> None:
             is_quorum = _is_quorum(queue, state)
-            may_look, has_programs = has_no_limit(queue, state), queue in self._of_programs
-            terms = Queue(queue, generation, is_quorum, may_look, has_programs)
+            may_look = partial(self._may_look, queue)
+            terms = Queue(queue, generation, is_quorum, may_look, has_programs=queue in self._of_programs)
             line = Line(connections, terms, self._consumers_of)
             if is_drained(queue, state):
                 channel = await self._drained_again(queue, line.drained(room, self.say))
@@ -418,6 +422,9 @@ class _Course:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), _LOOK_EVERY)
                 changed.clear()
+
+    def _may_look(self, queue: str) -> bool:
+        return self._seen is not None and has_no_limit(queue, self._seen)
 
     async def _delete(self, queue: str, generation: int, state: State) -> None:
         """Delete a queue that was drained, with a mark beside it until it is gone: see `DRAINED`."""
