@@ -219,6 +219,30 @@ async def connected_to(broker: Broker, vhost: str, purpose: str, addresses: Iter
     raise OSError(f"broker_url: no connection to virtual host {vhost!r}: {'; '.join(faults)}")
 
 
+class NodeConnection:
+    """A connection to one node that coroutines share: whoever asks for it once it is lost has it opened anew.
+
+    RabbitMQ ends a connection with 541, for one, if a queue is deleted in the moment in which it is consumed.
+    """
+
+    def __init__(self, broker: Broker, vhost: str, purpose: str, address: Address) -> None:
+        self._broker, self._vhost, self._purpose, self._address = broker, vhost, purpose, address
+        self._opening = asyncio.Lock()
+        self._connection: AbstractConnection | None = None
+
+    async def open(self) -> AbstractConnection:
+        """Return the connection. Raises OSError if the node takes none."""
+        async with self._opening:
+            if self._connection is None or not self._connection.connected.is_set():
+                await self.close()
+                self._connection = await connected_to(self._broker, self._vhost, self._purpose, [self._address])
+            return self._connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await let_go(self._connection)
+
+
 def _cluster_of(connection: AbstractConnection) -> str | None:
     """Return the name of the cluster that a connection's broker reports; None if it reports none."""
     transport = connection.transport

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
-from proxy.shards.broker import answered
+from proxy.shards.broker import NodeConnection, answered
 from proxy.shards.consumers import Consumer
 from proxy.topology.marker import DRAINER, LINK_PRIORITY, MARKER, PROBE, STAMP
 
@@ -107,39 +107,32 @@ class Line:
 
     def __init__(
         self,
-        connections: Sequence[AbstractConnection],
+        nodes: Sequence[NodeConnection],
         queue: Queue,
         consumers: Callable[[str], Awaitable[Sequence[Consumer]]],
     ) -> None:
-        """Take a connection to each node, and what lists the consumers of a queue by its name."""
-        self._connections, self._terms, self._consumers = connections, queue, consumers
+        """Take the connection to each node, and what lists the consumers of a queue by its name."""
+        self._nodes, self._terms, self._consumers = nodes, queue, consumers
         self._queue = queue.name
         self._told = ""
-        """The last text about programs."""
+        """The last text that was told."""
         self._markers: set[str] = set()
         """The names of the markers of this process that are in the queue, as far as it knows."""
-
-    @property
-    def _is_cut_off(self) -> bool:
-        return all(connection.is_closed for connection in self._connections)
 
     async def drained(self, room: asyncio.Semaphore, say: Callable[[str], None]) -> AbstractChannel | None:
         """Return a channel whose consumer is the only one of the queue without a message; None if the queue is gone.
 
         The queue is to be deleted while that channel is open. `room` is held while this process is in the line, and
-        `say` gets what is waited for. A queue that does not answer is asked again, each time by another node; raises
-        OSError or AMQPError once all connections are lost.
+        `say` gets what is waited for. A queue that does not answer is asked again and again, each time by another node.
         """
         pause, missing = _FIRST_PAUSE, 0
-        for connection in itertools.cycle(self._connections):
+        for node in itertools.cycle(self._nodes):
             if missing >= _TWICE:
                 break
-            if connection.is_closed and not self._is_cut_off:
-                continue
             async with room:
                 channel: AbstractChannel | None = None
                 try:
-                    channel = await answered(connection.channel())
+                    channel = await answered((await node.open()).channel())
                     if await self._joined_and_empty(channel, say, is_patient=pause >= _LONGEST_PAUSE):
                         return channel
                     missing = 0
@@ -147,9 +140,7 @@ class Line:
                     # RabbitMQ answers with the same code while the node of a classic queue is down.
                     missing = missing + 1 if "no queue" in str(error) else 0
                 except (aio_pika.exceptions.AMQPError, OSError) as error:
-                    if self._is_cut_off:
-                        raise
-                    say(f"{self._queue}: {error}")
+                    self._tell(str(error), say)
                 if channel is not None:
                     with suppress(Exception):
                         await answered(channel.close())

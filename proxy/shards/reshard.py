@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import AMQPError
 
 from proxy.settings.parse import Address
 from proxy.shards.apply import Say, StoppedError, take
-from proxy.shards.broker import Broker, Lock, LockLostError, connected_to, let_go
+from proxy.shards.broker import Broker, Lock, LockLostError, NodeConnection
 from proxy.shards.consumers import FIELDS, Consumer, parse
 from proxy.shards.difference import compare_generation
 from proxy.shards.drain import Line, Queue, closed
@@ -233,7 +233,7 @@ class _Course:
                 await self._switched()
             await self._close(change, state)
             for node, connection in zip(nodes, connections, strict=True):
-                await closed(connection, [each.lane for each in change.old])
+                await closed(await connection.open(), [each.lane for each in change.old])
                 self.say(f"  {node.name} returns what is sent to them")
             await self._settled()
             self.phase(4, f"drains {len(change.left(()))} queues of generation {old}")
@@ -386,7 +386,7 @@ class _Course:
             await self.lock.check()
             await asyncio.sleep(_PAUSE)
 
-    async def _drain(self, change: Change, connections: Sequence[AbstractConnection], generation: int) -> None:
+    async def _drain(self, change: Change, connections: Sequence[NodeConnection], generation: int) -> None:
         """Drain all old queues, delete each that is empty, and open new shards as soon as they may be.
 
         Whether a queue is gone is told by the broker's answers to this process alone: a list of the management API may
@@ -473,6 +473,7 @@ class _Course:
 
     async def _advance(self, change: Change, gone: set[str], progress: Progress) -> bool:
         """Open new shards and remove old lanes as far as old queues are gone; return whether any is left."""
+        await self.lock.check()
         state, left = await self.state(), change.left(gone)
         opened = list(change.opened(state, gone))
         await self.take(opened)
@@ -538,9 +539,10 @@ class _Course:
         return found
 
     @asynccontextmanager
-    async def _connection(self, node: Node) -> AsyncIterator[AbstractConnection]:
-        connection = await connected_to(self.broker, self.target.vhost, f"apply --ordered, {node.name}", [node.address])
+    async def _connection(self, node: Node) -> AsyncIterator[NodeConnection]:
+        connection = NodeConnection(self.broker, self.target.vhost, f"apply --ordered, {node.name}", node.address)
+        await connection.open()
         try:
             yield connection
         finally:
-            await let_go(connection)
+            await connection.close()

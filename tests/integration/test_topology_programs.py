@@ -216,6 +216,48 @@ def test_what_comes_back_from_a_dead_member_reaches_the_next_one_in_its_order(
     assert done == [b"%d" % number for number in range(30)]
 
 
+def test_the_command_goes_on_when_the_broker_closes_its_connection(
+    topology: Topology, client: Client, hears: Callable[[Callable[[str], None]], None]
+) -> None:
+    topology.write(FILE.format(1))
+    topology.did("apply")
+    api, vhost, port = topology.vhost.api, topology.vhost, port_of(topology.amqp_url)
+    filled(vhost, "orders.1", 1)
+    topology.write(FILE.format(2))
+
+    def in_line() -> set[str]:
+        return {each["consumer_tag"] for each in api.ask("GET", "consumers", vhost.name)} - {"member"}
+
+    with client.session(port, vhost.name) as member:
+        member.channel(1, confirm=False)
+        member.ask(1, Basic.Consume(0, "orders.1", "member", arguments={"x-priority": LINK_PRIORITY}), Basic.ConsumeOk)
+        assert len(deliveries(member, 1, 1)) == 1
+
+        def of_the_drain() -> list[str]:
+            listed = api.ask("GET", "connections", query="columns=name,user_provided_name,vhost")
+            mine = [each for each in listed if each["vhost"] == vhost.name]
+            return [each["name"] for each in mine if "apply --ordered, " in each.get("user_provided_name", "")]
+
+        def close_and_end() -> None:
+            try:
+                wait_until("the command", lambda: bool(in_line()))
+                before = in_line()
+                wait_until("its connection is listed", lambda: bool(of_the_drain()))
+                api.ask("DELETE", "connections", *of_the_drain())
+                wait_until("the command again", lambda: bool(in_line() - before))
+                member.tell(1, Basic.Ack(0, True))
+                assert member.content(1, Basic.Deliver).body == b""
+            finally:
+                member.close()
+
+        ending = Thread(target=close_and_end)
+        hears(lambda line: ending.start() if "drains 1 queues" in line else None)
+        told = topology.did("apply", "--ordered", str(topology.file), *fleet(topology))
+        ending.join()
+    assert "orders.1 is drained, and deleted" in told
+    assert "closed" in told
+
+
 def test_the_program_of_a_classic_queue_is_not_waited_for(topology: Topology, client: Client) -> None:
     topology.write(FILE.format(1) + 'queue_type = "classic"\n')
     topology.did("apply")
