@@ -38,6 +38,9 @@ _CLOSED_WITHIN = 1.0
 _HEARTBEAT = 10
 """Seconds between the heartbeats of the connection that holds the lock; the broker drops it after some three."""
 
+_TRIED_AGAIN = 10.0
+"""Seconds for which a node that took no connection is not tried again, since a try at one that is away takes long."""
+
 T = TypeVar("T")
 
 _PAUSE = 0.5
@@ -160,8 +163,8 @@ async def answered(request: Awaitable[T], within: float = ANSWERED_WITHIN) -> T:
             return await request
     except TimeoutError:
         raise OSError(f"no answer over AMQP within {within:g} s") from None
-    except RuntimeError as error:  # of a channel or a connection that has ended
-        raise OSError(str(error)) from None
+    except RuntimeError:
+        raise OSError("the channel or its connection has ended") from None
     except asyncio.CancelledError:
         # aiormq cancels whoever waits for a connection on which no heartbeat has come (observed).
         if task is None or task.cancelling():
@@ -229,13 +232,23 @@ class NodeConnection:
         self._broker, self._vhost, self._purpose, self._address = broker, vhost, purpose, address
         self._opening = asyncio.Lock()
         self._connection: AbstractConnection | None = None
+        self._fault, self._tried_at = "", 0.0
+        """Why the last try failed, empty if it did not, and when that was, in seconds of the loop's clock."""
 
     async def open(self) -> AbstractConnection:
-        """Return the connection. Raises OSError if the node takes none."""
+        """Return the connection. Raises OSError if the node takes none, or took none a moment ago."""
+        loop = asyncio.get_running_loop()
         async with self._opening:
             if self._connection is None or not self._connection.connected.is_set():
+                if self._fault and loop.time() < self._tried_at + _TRIED_AGAIN:
+                    raise OSError(self._fault)
                 await self.close()
-                self._connection = await connected_to(self._broker, self._vhost, self._purpose, [self._address])
+                try:
+                    self._connection = await connected_to(self._broker, self._vhost, self._purpose, [self._address])
+                except OSError as error:
+                    self._fault, self._tried_at = str(error), loop.time()
+                    raise
+                self._fault = ""
             return self._connection
 
     async def close(self) -> None:

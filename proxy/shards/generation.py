@@ -384,8 +384,12 @@ def has_no_limit(queue: str, state: State) -> bool:
         return False  # the management API may leave it out
     if found.type != "quorum":
         return True
-    limit = found.arguments.get("x-delivery-limit", found.policy.get("delivery-limit"))
-    return limit == -1 if limit is not None else state.version < UNLIMITED_SINCE
+    of_argument, of_policy = found.arguments.get("x-delivery-limit"), found.policy.get("delivery-limit")
+    limits = [limit for limit in (of_argument, of_policy) if limit is not None]
+    if state.version < UNLIMITED_SINCE:
+        return not limits
+    # RabbitMQ takes the larger one where one of both is negative.
+    return bool(limits) and all(isinstance(limit, int) and limit < 0 for limit in limits)
 
 
 def _hindrances(old: Old, state: State) -> Iterator[str]:

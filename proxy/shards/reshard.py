@@ -19,7 +19,7 @@ from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock, LockLostError, NodeConnection
 from proxy.shards.consumers import FIELDS, Consumer, parse
 from proxy.shards.difference import compare_generation
-from proxy.shards.drain import Line, Queue, closed
+from proxy.shards.drain import Line, Queue, closed, delete
 from proxy.shards.fleet import FleetError, ask_all, unfit, unsettled
 from proxy.shards.generation import (
     DRAINED,
@@ -66,7 +66,7 @@ _LIST_KEPT = 2.0
 """Seconds for which one list of the consumers is good enough for all queues."""
 
 _LOST_AFTER = 60.0
-"""Seconds without a majority of replicas after which a queue that was drained before is deleted as it is."""
+"""Seconds after which a queue that was drained before is deleted as it is: with no process, or no majority."""
 
 _AT_ONCE = 100
 """The most old queues in whose lines this process stands at once, each with a channel of its own."""
@@ -401,16 +401,23 @@ class _Course:
             may_look = partial(self._may_look, queue)
             terms = Queue(queue, generation, is_quorum, may_look, has_programs=queue in self._of_programs)
             line = Line(connections, terms, self._consumers_of)
-            if is_drained(queue, state):
-                channel = await self._drained_again(queue, line.drained(room, self.say))
-            else:
-                channel = await line.drained(room, self.say)
-            if channel is not None or is_drained(queue, state):
-                await self._delete(queue, generation, state)
+            while True:
+                if is_drained(queue, state):
+                    channel = await self._drained_again(line, line.drained(room, self.say))
+                else:
+                    channel = await line.drained(room, self.say)
+                    if channel is None:
+                        break
+                try:
+                    await self._delete(channel, queue, generation, state)
+                except (AMQPError, OSError) as error:
+                    self.say(f"  {queue}: {error}")
+                    continue
                 if channel is not None:
                     with suppress(Exception):
                         await channel.close()
                 self.say(f"  {queue} is drained, and deleted")
+                break
             gone.add(queue)
             changed.set()
 
@@ -426,8 +433,11 @@ class _Course:
     def _may_look(self, queue: str) -> bool:
         return self._seen is not None and has_no_limit(queue, self._seen)
 
-    async def _delete(self, queue: str, generation: int, state: State) -> None:
-        """Delete a queue that was drained, with a mark beside it until it is gone: see `DRAINED`."""
+    async def _delete(self, channel: AbstractChannel | None, queue: str, generation: int, state: State) -> None:
+        """Delete a queue that was drained, with a mark beside it until it is gone: see `DRAINED`.
+
+        `channel` has the queue's only consumer; it is None for a queue that nobody can consume any more.
+        """
         await self.lock.check()
         vhost, mark = self.target.vhost, DeclareExchange(queue, "fanout", {DRAINED: generation})
         is_free = queue not in state.exchanges or is_drained(queue, state)
@@ -436,29 +446,36 @@ class _Course:
                 await take(self.broker, vhost, mark)
             except RefusedError:
                 is_free = False
-        await take(self.broker, vhost, DeleteQueue(queue, if_empty=False))
+        if channel is not None:
+            await delete(channel, queue)
+        else:
+            await take(self.broker, vhost, DeleteQueue(queue, if_empty=False))
         if is_free:
             await take(self.broker, vhost, DeleteExchange(queue))
 
     async def _drained_again(
-        self, queue: str, drained: Coroutine[Any, Any, AbstractChannel | None]
+        self, line: Line, drained: Coroutine[Any, Any, AbstractChannel | None]
     ) -> AbstractChannel | None:
         """Return what `Line.drained` does of a queue that was drained before; None if it can never be."""
         finding = asyncio.create_task(drained)
-        losing = asyncio.create_task(self._has_lost_its_majority(queue))
+        losing = asyncio.create_task(self._is_lost(line))
         try:
             await asyncio.wait({finding, losing}, return_when=asyncio.FIRST_COMPLETED)
-            return finding.result() if finding.done() else None
+            return finding.result() if finding.done() else losing.result()
         finally:
             finding.cancel()
             losing.cancel()
+            await asyncio.gather(finding, losing, return_exceptions=True)
 
-    async def _has_lost_its_majority(self, queue: str) -> None:
-        """Return once a quorum queue has had no majority of its replicas for `_LOST_AFTER`, though all nodes run."""
+    async def _is_lost(self, line: Line) -> None:
+        """Return once a quorum queue has had no process, or no majority of its replicas, for `_LOST_AFTER`.
+
+        All nodes run meanwhile.
+        """
         since = time.monotonic()
         while time.monotonic() - since < _LOST_AFTER:
             await asyncio.sleep(_LOOK_EVERY)
-            if not await self._lacks_a_majority(queue):
+            if not line.has_no_process and not await self._lacks_a_majority(line.queue):
                 since = time.monotonic()
 
     async def _lacks_a_majority(self, queue: str) -> bool:

@@ -4,6 +4,8 @@ import base64
 import http.client
 import itertools
 import json
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -65,6 +67,15 @@ class BrokerApi:
             return missing
         assert response.status < 300, f"{method} {target}: {response.status} {text!r}"
         return json.loads(text) if text else None
+
+    def abandon(self, method: str, *path: str, after: float) -> None:
+        """Send a request, and reset its connection after some seconds without having read the answer."""
+        target = "/api/" + "/".join(quote(part, safe="") for part in path)
+        host, port = self._url.hostname or "localhost", self._url.port
+        with closing(http.client.HTTPConnection(host, port, timeout=DEADLINE_SECONDS)) as connection:
+            connection.request(method, self._url.path.rstrip("/") + target, headers=self._headers)
+            time.sleep(after)
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class VirtualHost:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +12,7 @@ import pytest
 from yarl import URL
 
 from proxy.settings.config import Settings
-from proxy.shards import apply, reshard
+from proxy.shards import apply, drain, reshard
 from proxy.shards.generation import DRAINED
 from proxy.shards.reshard import Manner
 from proxy.shards.watch import Watch
@@ -59,14 +59,18 @@ def stopped_after(steps: int) -> Iterator[list[int]]:
     """Have the management API go away after some steps; give how many more it would have taken."""
     left = [steps]
 
-    async def take(*step: Any) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise ManagementError("the management API is away")
-        await apply.take(*step)
+    def counted(do: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def take(*step: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise ManagementError("the management API is away")
+            await do(*step)
+
+        return take
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("proxy.shards.reshard.take", take)
+        for do in (apply.take, drain.delete):
+            patched.setattr(reshard, do.__name__, counted(do))
         yield left
 
 
@@ -327,7 +331,7 @@ def test_a_queue_that_was_drained_before_is_deleted_as_it_is(
     async def lost(*_: Any) -> None:
         """Take the queue for one without a majority; test_broker_node_loss.py deletes a real one."""
 
-    monkeypatch.setattr("proxy.shards.reshard._Course._has_lost_its_majority", lost)
+    monkeypatch.setattr("proxy.shards.reshard._Course._is_lost", lost)
     ordered(topology)
     assert queues(topology) == {"orders.g2.1"}
     assert {each["name"] for each in topology.made()["exchanges"]} == {"orders", "orders.lane.g2.1", "orders.2"}

@@ -50,7 +50,7 @@ async def silent() -> None:
 LOCKED = raising(aio_pika.exceptions.AMQPError("RESOURCE_LOCKED - cannot obtain exclusive access"))
 FAULTS = {
     "no answer over AMQP within 0.1 s": silent,
-    "RuntimeError closed": raising(RuntimeError("RuntimeError closed")),
+    "the channel or its connection has ended": raising(RuntimeError("<Channel> closed")),
     "the connection was lost": raising(asyncio.CancelledError()),
     "reset": raising(ConnectionResetError("reset")),
 }

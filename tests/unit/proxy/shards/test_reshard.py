@@ -13,7 +13,7 @@ from proxy.topology.management import ManagementError
 THREE = ["a", "b", "c"]
 
 
-def is_lost(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> bool:
+def is_lost(monkeypatch: pytest.MonkeyPatch, *answers: Any, has_no_process: bool = False) -> bool:
     """Return whether a queue counts as lost, of which the management API gives these answers, the last one for ever."""
     for name, seconds in (("_LOST_AFTER", 0.2), ("_LOOK_EVERY", 0.01)):
         monkeypatch.setattr(reshard, name, seconds)
@@ -29,9 +29,11 @@ def is_lost(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> bool:
     exchange = SimpleNamespace(vhost="/", name="orders")
     course = reshard._Course(cast(Any, broker), cast(Any, None), cast(Any, exchange), Manner(), print)
 
+    line = SimpleNamespace(queue="orders.1", has_no_process=has_no_process)
+
     async def waited() -> bool:
         try:
-            await asyncio.wait_for(course._has_lost_its_majority("orders.1"), 0.6)
+            await asyncio.wait_for(course._is_lost(cast(Any, line)), 0.6)
         except TimeoutError:
             return False
         return True
@@ -43,6 +45,10 @@ def test_a_queue_of_which_half_or_fewer_replicas_run_is_lost(monkeypatch: pytest
     assert is_lost(monkeypatch, {"members": THREE, "online": ["a"]})
     assert is_lost(monkeypatch, {"members": THREE[:2], "online": ["a"]})
     assert is_lost(monkeypatch, {"members": THREE, "online": THREE}, {"members": THREE, "online": []})
+
+
+def test_a_queue_without_a_process_is_lost_though_the_management_api_shows_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_lost(monkeypatch, {"members": ["a"], "online": ["a"]}, has_no_process=True)
 
 
 @pytest.mark.parametrize(
