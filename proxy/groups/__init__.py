@@ -37,7 +37,7 @@ Who tells whom
   links. Balance and order need no answer of it.
 * `group.py` is all that one sidecar knows of a group, without I/O: its own members, `peers.py` with those of the
   others, and when something is due. `timing.py` has all times on one axis.
-* `pauses.py` says which shards operators have paused.
+* `pauses.py` says which shards operators have paused, and `broken.py` which ones cost a client its connection.
 * `decide.py` is pure: it takes what all beats tell, this sidecar's own included, and returns the owner and the target
   of each shard, and which links this sidecar's members open and let go.
 * `assignment.py` spreads shards over members, evenly and with the fewest moves, the same in every sidecar.

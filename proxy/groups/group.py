@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from proxy.groups.attempts import Attempts
 from proxy.groups.beats import TOLD, Beat, LinkBeat, MemberBeat, cut, digest
+from proxy.groups.broken import Broken
 from proxy.groups.decide import Decision, Stance, Step, View, decide
 from proxy.groups.model import LinkState, Member
 from proxy.groups.pauses import Pauses
@@ -76,7 +77,10 @@ class Shard:
         self.told_at = now
         """When a beat last told of a link to it that is open, or that may open yet, in monotonic seconds."""
         self.missing_at = 0.0
-        """When the broker last said that its queue does not exist, in monotonic seconds; 0 where it has not."""
+        """When the broker last said that its queue does not exist, in monotonic seconds; 0 where it has not.
+
+        A time to come for a queue that cannot be consumed: see `broken.py`.
+        """
 
 
 class Tick(NamedTuple):
@@ -97,6 +101,8 @@ class Group:
         """Take the id of this process and the name of its machine, as its beats give them."""
         self.attempts = attempts or Attempts()
         """The tries of messages in series, as this sidecar counts them for its shards, and others tell of theirs."""
+        self.broken = Broken()
+        """The shards that cost a client its connection, as far as `Groups` knows some from earlier members."""
         self.sidecar, self.host = sidecar, cut(host)
         self.queue = ""
         """The name of the queue by which this sidecar gets beats; empty until there is one."""
@@ -228,6 +234,8 @@ class Group:
         for name in ring:
             if name not in self.shards:
                 self.shards[name] = Shard(now)
+                if (until := self.broken.until(name)) > now:
+                    self.shards[name].missing_at = until
         self._set_shards(now)
 
     def _set_shards(self, now: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from proxy.groups.attempts import Attempts
+from proxy.groups.broken import Broken
 from proxy.groups.membership import Connect, Membership
 from proxy.groups.model import Actions, Member
 from proxy.groups.redelivered import Redelivered
@@ -67,6 +68,8 @@ class Groups:
         self._redelivered: dict[Name, dict[str, Redelivered]] = {}
         """By group and shard, the redeliveries to members of this sidecar."""
         self._attempts: dict[Name, Attempts] = {}
+        self._broken: dict[Name, Broken] = {}
+        """The shards that cost a client its connection, of the groups that have any."""
         """The tries of messages in series: a program that crashes at one has no member for some time."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more, and the dead letters of all."""
@@ -186,6 +189,19 @@ class Groups:
             why = f"{code} {text}" if code else text
             group.link_refused(member, shard, why, is_missing=code == NOT_FOUND and "no queue" in text)
 
+    def link_broken(self, member: Member, shard: str, text: str) -> None:
+        """Note that the broker closes a member's connection, since it cannot consume a shard."""
+        name, now = (member.vhost, member.group), time.monotonic()
+        self._broken = {each: broken for each, broken in self._broken.items() if not broken.forget(now)}
+        until = self._broken.setdefault(name, Broken()).note(shard, now)
+        log.error(
+            "group %r, virtual host %r: the broker closed the connection of a client that was to consume shard %r: %s; "
+            "no member here consumes it for %d s; delete the queue if this stays so",
+            *(name[1], name[0], shard, text, until - now),
+        )
+        if (group := self._groups.get(name)) is not None:
+            group.state.missing(shard, until)
+
     def report(self) -> list[dict[str, Any]]:
         """Return the state of each group that has members at this sidecar, as the admin listener shows it."""
         return [report(group) for _, group in sorted(self._groups.items())]
@@ -290,6 +306,7 @@ class Groups:
             group = self._groups[name] = RunningGroup(
                 name, member.exchange, self._parts, seen, self._end, redelivered, attempts
             )
+            group.state.broken = self._broken.get(name, group.state.broken)
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:

@@ -107,9 +107,12 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
 
     RabbitMQ 3.10.8 closes the connection of a user who has too many channels (observed).
     """
-    own = c.republishing
-    if own.is_open and not own.answered and Arguments(data, i, end).short() == NOT_ALLOWED:
+    own, arguments = c.republishing, Arguments(data, i, end)
+    code = arguments.short()
+    if own.is_open and not own.answered and code == NOT_ALLOWED:
         own.barred[c.vhost, c.handshake.user] = c.now + WITHOUT_SPARE
+    if c.interceptor is not None:
+        c.interceptor.connection_ends(code, arguments.short_string())
 
 
 def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end: int) -> bytes | None:

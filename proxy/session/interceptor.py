@@ -11,7 +11,7 @@ The questions are six:
 
 - What becomes of a client's method? `from_client`, `gathered`, and `may_go_on` and `refuse` for one that waits.
 - What becomes of a broker's frame? `from_broker` for methods; for contents `deliveries`, `hidden_frame`, `own_frame`.
-- What follows from the end of a channel? `channel_ends` and `channel_gone`.
+- What follows from the end of a channel or of the connection? `channel_ends`, `channel_gone`, `connection_ends`.
 - What goes out before a close? Whatever `channel_ends` has put into `Direction.due`.
 - May the session close? `Attendant.may_close`.
 - How many channel numbers are kept back from the client? `Attendant.kept_back`.
@@ -118,3 +118,7 @@ class Interceptor(ABC):
     @abstractmethod
     def channel_gone(self, channel: Channel) -> None:
         """Note that a client's channel is no more, and its number is free."""
+
+    @abstractmethod
+    def connection_ends(self, code: int, text: bytes) -> None:
+        """Note that the broker closes the connection, with this reply code and text."""

@@ -16,6 +16,7 @@ from proxy.groups.consuming.events import (
     GroupEvent,
     JoinAsked,
     Left,
+    LinkBroken,
     LinkChanged,
     LinkRefused,
     Shadowed,
@@ -175,6 +176,8 @@ class GroupAttendant(Attendant):
             self._groups.leave(event.member)
         elif isinstance(event, LinkRefused):
             self._groups.link_refused(event.member, event.shard, event.code, event.text)
+        elif isinstance(event, LinkBroken):
+            self._groups.link_broken(event.member, event.shard, event.text)
         elif isinstance(event, ShardsAsked | DeadLetterDue):
             asks = self._tell_shards(event) if isinstance(event, ShardsAsked) else self._publish(event)
             task = asyncio.create_task(asks)
@@ -248,6 +251,9 @@ class GroupAttendant(Attendant):
     def lost(self) -> None:
         """Have the groups told that all members have ended."""
         interceptor = self.interceptor
+        for event in interceptor.events:
+            if isinstance(event, LinkBroken):
+                self._handle(event)
         # After an unexpected error there may be members whose end nobody was told of.
         untold = [event.member for event in interceptor.events if isinstance(event, Left)]
         for member in (*links.lose_all(interceptor), *untold):

@@ -38,6 +38,14 @@ class LinkRefused(NamedTuple):
     text: str
 
 
+class LinkBroken(NamedTuple):
+    """The broker closes the connection, since the queue of a link cannot be consumed."""
+
+    member: Member
+    shard: str
+    text: str
+
+
 class DeadLetterDue(NamedTuple):
     """A message of a member in series was tried as often as it may; `settle.dead_lettered` awaits what became of it."""
 
@@ -64,4 +72,6 @@ class ShardsAsked(NamedTuple):
     name: str
 
 
-GroupEvent = JoinAsked | Left | LinkChanged | LinkRefused | DeadLetterDue | Shadowed | DeclaredGroup | ShardsAsked
+GroupEvent = (
+    JoinAsked | Left | LinkChanged | LinkRefused | LinkBroken | DeadLetterDue | Shadowed | DeclaredGroup | ShardsAsked
+)

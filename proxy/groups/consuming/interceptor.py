@@ -102,3 +102,7 @@ class GroupInterceptor(Consuming):
     def channel_gone(self, channel: Channel) -> None:
         """Note that a client's channel is no more."""
         links.drop_channel(self, channel)
+
+    def connection_ends(self, code: int, text: bytes) -> None:
+        """Have the group told of the link for which the broker closes the connection, if there is one."""
+        links.end_connection(self, code, text.decode(errors="replace"))

@@ -6,7 +6,7 @@
 import time
 
 from proxy.groups.consuming import retries
-from proxy.groups.consuming.events import Left, LinkChanged, LinkRefused
+from proxy.groups.consuming.events import Left, LinkBroken, LinkChanged, LinkRefused
 from proxy.groups.consuming.hidden import Consumer, Consuming, HiddenChannel
 from proxy.groups.consuming.tags import UNSETTLED, Numbering, TaggedSource, numbering_of
 from proxy.groups.model import MOST_UNDER_WAY, Link, LinkAction, LinkEvent, LinkState, Member
@@ -18,6 +18,7 @@ from proxy.wire.frames import (
     BASIC_CONSUME,
     BASIC_CONSUME_OK,
     BASIC_QOS,
+    INTERNAL_ERROR,
     NO_ACK,
     PRECONDITION_FAILED,
     REPLY_SUCCESS,
@@ -192,6 +193,16 @@ def is_untimed(g: Consuming, link: Link, code: int, text: str) -> bool:
 def refused(g: Consuming, link: Link, code: int, text: str) -> None:
     """Have the group told that the broker has ended a link with this reply code and text."""
     g.events.append(LinkRefused(link.member, link.shard, code, text))
+
+
+def end_connection(g: Consuming, code: int, text: str) -> None:
+    """Have the group told of the link for which the broker closes the connection: see `proxy/groups/broken.py`."""
+    if code != INTERNAL_ERROR:
+        return
+    for source in g.sources.values():
+        link = source.link if isinstance(source, HiddenChannel) else None
+        if link is not None and link.state == LinkState.OPENING and f"'{link.shard}'" in text:
+            g.events.append(LinkBroken(link.member, link.shard, text))
 
 
 # How a member leaves.

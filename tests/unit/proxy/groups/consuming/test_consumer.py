@@ -4,7 +4,7 @@ import pytest
 from pamqp import commands
 
 from proxy.groups.consuming import consumer, settle
-from proxy.groups.consuming.events import Left, LinkRefused, Shadowed
+from proxy.groups.consuming.events import Left, LinkBroken, LinkRefused, Shadowed
 from proxy.groups.consuming.tags import MOST_TAGS, MOST_UNACKED, Numbering, numbering_of
 from proxy.groups.model import LinkState
 from proxy.session import client_loop
@@ -578,6 +578,27 @@ def _refused(wire: Wire, data: bytes) -> Frame:
     client_loop.from_client(wire.c, data)
     wire.to_broker()
     return split(wire.broker(closed(1)))[0]
+
+
+@pytest.mark.parametrize(("code", "queue", "is_told"), [(541, "q2", True), (541, "q9", False), (320, "q2", False)])
+def test_the_group_is_told_of_the_link_for_which_the_broker_closes_the_connection(
+    code: int, queue: str, is_told: bool
+) -> None:
+    text = f"INTERNAL_ERROR - failed consuming from quorum queue '{queue}' in vhost '/': noproc"
+    close = made(0, commands.Connection.Close(code, text, 60, 20))
+    wire = Grouping()
+    member = wire.begin()
+    wire.to_broker()
+    wire.told()
+    wire.broker(close)
+    assert [each for each in wire.told() if isinstance(each, LinkBroken)] == [LinkBroken(member, "q2", text)] * is_told
+
+
+def test_an_open_link_is_not_why_the_broker_closes_a_connection() -> None:
+    wire = joined()
+    text = "INTERNAL_ERROR - failed consuming from quorum queue 'q1' in vhost '/': noproc"
+    wire.broker(made(0, commands.Connection.Close(541, text, 60, 20)))
+    assert not any(isinstance(each, LinkBroken) for each in wire.told())
 
 
 def test_a_shard_that_is_gone_ends_its_link_alone() -> None:
