@@ -68,9 +68,9 @@ class Groups:
         self._redelivered: dict[Name, dict[str, Redelivered]] = {}
         """By group and shard, the redeliveries to members of this sidecar."""
         self._attempts: dict[Name, Attempts] = {}
-        self._broken: dict[Name, Broken] = {}
-        """The shards that cost a client its connection, of the groups that have any."""
         """The tries of messages in series: a program that crashes at one has no member for some time."""
+        self._broken: dict[Name, Broken] = {}
+        """The shards that cost a client its connection: it may have been the group's only one here."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more, and the dead letters of all."""
 
@@ -191,16 +191,8 @@ class Groups:
 
     def link_broken(self, member: Member, shard: str, text: str) -> None:
         """Note that the broker closes a member's connection, since it cannot consume a shard."""
-        name, now = (member.vhost, member.group), time.monotonic()
-        self._broken = {each: broken for each, broken in self._broken.items() if not broken.forget(now)}
-        until = self._broken.setdefault(name, Broken()).note(shard, now)
-        log.error(
-            "group %r, virtual host %r: the broker closed the connection of a client that was to consume shard %r: %s; "
-            "no member here consumes it for %d s; delete the queue if this stays so",
-            *(name[1], name[0], shard, text, until - now),
-        )
-        if (group := self._groups.get(name)) is not None:
-            group.state.missing(shard, until)
+        if (group := self._groups.get((member.vhost, member.group))) is not None:
+            group.link_broken(shard, text)
 
     def report(self) -> list[dict[str, Any]]:
         """Return the state of each group that has members at this sidecar, as the admin listener shows it."""
@@ -306,7 +298,7 @@ class Groups:
             group = self._groups[name] = RunningGroup(
                 name, member.exchange, self._parts, seen, self._end, redelivered, attempts
             )
-            group.state.broken = self._broken.get(name, group.state.broken)
+            group.state.broken = self._broken.setdefault(name, Broken())
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
@@ -344,6 +336,11 @@ class Groups:
         del self._groups[group.name]
         self._totals.setdefault(self._counted_as(group.name), Counter()).update(counted(group))
         self.redelivered(time.monotonic())  # forgets what is not recent
+        self._broken = {
+            name: broken
+            for name, broken in self._broken.items()
+            if name in self._groups or not broken.forget(time.monotonic())
+        }
         for name, attempts in list(self._attempts.items()):
             attempts.expire(time.time())
             if name not in self._groups and (not attempts.shards or len(self._attempts) > MOST_NAMES):

@@ -162,6 +162,17 @@ class RunningGroup:
             log.warning("%s: member %s has no consumer on shard %r: %s", self._title, who, shard, why)
         self._wake.set()
 
+    def link_broken(self, shard: str, text: str) -> None:
+        """Note that the broker closes a member's connection, since it cannot consume a shard, and with which text."""
+        now = time.monotonic()
+        pause = self.state.link_broken(shard, now) - now
+        log.error(
+            "%s: shard %r has cost a client its connection (%s): no member here consumes it for %d s; if its queue is"
+            " half deleted, delete it once more: docs/explanation/broker-faults.md",
+            *(self._title, shard, text, pause),
+        )
+        self._wake.set()
+
     async def aclose(self) -> None:
         """Tell the other sidecars that this one has left the group; takes two seconds at most."""
         self._parts.router.on_change.remove(self._wake.set)

@@ -47,6 +47,9 @@ _PROBE_AGAIN = 0.05
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
 """Seconds until a drainer joins the line of a queue again: the pause doubles up to the longest."""
 
+_NO_PROCESS_PAUSE = 25.0
+"""Seconds until a queue is tried again that has no process."""
+
 _LOOKS = 2.0, 4.0, 8.0, 16.0, 32.0
 """Seconds from one look of a drainer in the line whether its queue is there, and its marker, to the next one.
 
@@ -152,16 +155,19 @@ class Line:
                     missing, self.has_no_process = 0, False
                 except aio_pika.exceptions.ChannelNotFoundEntity as error:
                     # RabbitMQ answers with the same code while the node of a classic queue is down.
-                    missing = missing + 1 if "no queue" in str(error) else 0
+                    missing, self.has_no_process = missing + 1 if "no queue" in str(error) else 0, False
                 except (aio_pika.exceptions.AMQPError, OSError) as error:
                     text = str(error)
                     # The end of a connection is told to all who use it, whichever queue it is for.
-                    self.has_no_process = text.endswith("noproc") and f"'{self.queue}'" in text
+                    if text.endswith("noproc") and f"queue '{self.queue}' in vhost" in text:
+                        self.has_no_process = True
+                        text += "; if this stays so while all nodes run, it is half deleted: delete it once more"
                     self._tell(text, say)
                 if channel is not None:
                     with suppress(Exception):
                         await answered(channel.close())
-            await asyncio.sleep(pause)
+            # Each try at a queue without a process costs all lines their connection, so they get time in between.
+            await asyncio.sleep(_NO_PROCESS_PAUSE if self.has_no_process else pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None
 

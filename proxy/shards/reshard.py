@@ -16,7 +16,7 @@ from aio_pika.exceptions import AMQPError
 
 from proxy.settings.parse import Address
 from proxy.shards.apply import Say, StoppedError, take
-from proxy.shards.broker import Broker, Lock, LockLostError, NodeConnection
+from proxy.shards.broker import Broker, Lock, LockLostError, NodeConnection, answered
 from proxy.shards.consumers import FIELDS, Consumer, parse
 from proxy.shards.difference import compare_generation
 from proxy.shards.drain import Line, Queue, closed, delete
@@ -401,23 +401,24 @@ class _Course:
             may_look = partial(self._may_look, queue)
             terms = Queue(queue, generation, is_quorum, may_look, has_programs=queue in self._of_programs)
             line = Line(connections, terms, self._consumers_of)
+            was_drained = is_drained(queue, state)
             while True:
-                if is_drained(queue, state):
-                    channel = await self._drained_again(line, line.drained(room, self.say))
-                else:
-                    channel = await line.drained(room, self.say)
-                    if channel is None:
-                        break
+                drained = line.drained(room, self.say)
+                channel = await (self._drained_again(line, drained) if was_drained else drained)
+                if channel is None and not was_drained:
+                    break
+                was_drained = True
                 try:
                     await self._delete(channel, queue, generation, state)
                 except (AMQPError, OSError) as error:
                     self.say(f"  {queue}: {error}")
-                    continue
-                if channel is not None:
-                    with suppress(Exception):
-                        await channel.close()
-                self.say(f"  {queue} is drained, and deleted")
-                break
+                else:
+                    self.say(f"  {queue} is drained, and deleted")
+                    break
+                finally:
+                    if channel is not None:
+                        with suppress(Exception):
+                            await answered(channel.close())
             gone.add(queue)
             changed.set()
 

@@ -201,7 +201,7 @@ def end_connection(g: Consuming, code: int, text: str) -> None:
         return
     for source in g.sources.values():
         link = source.link if isinstance(source, HiddenChannel) else None
-        if link is not None and link.state == LinkState.OPENING and f"'{link.shard}'" in text:
+        if link is not None and link.state == LinkState.OPENING and f"queue '{link.shard}' in vhost" in text:
             g.events.append(LinkBroken(link.member, link.shard, text))
 
 
