@@ -67,7 +67,7 @@ def _told_links(member: Member, now: float) -> dict[str, tuple[int, float, int]]
 class Shard:
     """One shard of the group, from the reading of the ring that first shows it until no reading does."""
 
-    __slots__ = ("broken_until", "missing_at", "moving_since", "owner_since", "told_at")
+    __slots__ = ("missing_at", "moving_since", "owner_since", "told_at")
 
     def __init__(self, now: float) -> None:
         self.owner_since = now
@@ -78,8 +78,6 @@ class Shard:
         """When a beat last told of a link to it that is open, or that may open yet, in monotonic seconds."""
         self.missing_at = 0.0
         """When the broker last said that its queue does not exist, in monotonic seconds; 0 where it has not."""
-        self.broken_until = 0.0
-        """Until when no member consumes it, in monotonic seconds, as that costs a connection; 0 where it does not."""
 
 
 class Tick(NamedTuple):
@@ -142,6 +140,7 @@ class Group:
 
     def joined(self, member: Member, now: float) -> None:
         self.local[member.id] = member
+        member.pauses.update(self.broken.pauses(now))
         self._tell(now)
         self._calm(now)
 
@@ -175,6 +174,19 @@ class Group:
         self.changed(member, now)
         return member.refused(shard, why, now, lacked_room=lacked_room)
 
+    def link_broken(self, shard: str, why: str, now: float) -> float:
+        """Note that a link to a shard has cost a client its connection; return the seconds until another one is opened.
+
+        A link that is open stays.
+        """
+        pause = self.broken.note(shard, why, now)
+        for member in self.local.values():
+            if shard not in member.links:
+                member.pauses[shard] = pause
+        self._tell(now)
+        self._soon(now)
+        return pause.length
+
     def missing(self, shard: str, now: float) -> None:
         """Note that the broker has no queue of that name; the next reading of the ring says whether it comes back."""
         if shard in self.shards:
@@ -182,14 +194,6 @@ class Group:
             for member in self.local.values():
                 member.endings.pop(shard, None)
             self._set_shards(now)
-
-    def link_broken(self, shard: str, now: float) -> float:
-        """Note that a link to a shard has cost a member its connection; return until when no other one is opened."""
-        until = self.broken.note(shard, now)
-        if shard in self.shards:
-            self.shards[shard].broken_until = until
-            self._set_shards(now)
-        return until
 
     def stalled(self, member: Member, until: float, now: float) -> None:
         """Note that a member did not ack in time: until `until`, monotonic, it gets no shard while others may."""
@@ -232,20 +236,15 @@ class Group:
         A shard that has left the ring stays the group's until its queue is gone: it may hold messages.
         """
         ring = tuple(sorted(ring))
-        found = [it for name in ring if (it := self.shards.get(name)) and 0 < it.missing_at < read_at]
-        tried = [it for it in self.shards.values() if 0 < it.broken_until < read_at]
-        if ring == self._ring and not found and not tried:
+        found = [name for name in ring if (it := self.shards.get(name)) and 0 < it.missing_at < read_at]
+        if ring == self._ring and not found:
             return
         self._ring = ring
-        for shard in found:
-            shard.missing_at = 0.0
-        for shard in tried:
-            shard.broken_until, shard.told_at = 0.0, now
+        for name in found:
+            self.shards[name].missing_at = 0.0
         for name in ring:
             if name not in self.shards:
                 self.shards[name] = Shard(now)
-                if (until := self.broken.until(name)) > now:
-                    self.shards[name].broken_until = until
         self._set_shards(now)
 
     def _set_shards(self, now: float) -> None:
@@ -264,13 +263,8 @@ class Group:
 
     @property
     def present(self) -> list[str]:
-        """The shards whose queues exist and can be consumed, as far as this sidecar knows, sorted."""
-        return sorted(name for name, shard in self.shards.items() if not shard.missing_at and not shard.broken_until)
-
-    @property
-    def broken_shards(self) -> list[str]:
-        """The shards that no member of this sidecar consumes for a while, since that costs a connection."""
-        return [name for name, shard in self.shards.items() if shard.broken_until]
+        """The shards whose queues exist, as far as this sidecar knows, sorted."""
+        return sorted(name for name, shard in self.shards.items() if not shard.missing_at)
 
     # News of the other sidecars.
 

@@ -165,7 +165,7 @@ class RunningGroup:
     def link_broken(self, shard: str, text: str) -> None:
         """Note that the broker closes a member's connection, since it cannot consume a shard, and with which text."""
         now = time.monotonic()
-        pause = self.state.link_broken(shard, now) - now
+        pause = self.state.link_broken(shard, text, now)
         log.error(
             "%s: shard %r has cost a client its connection (%s): no member here consumes it for %d s; if its queue is"
             " half deleted, delete it once more: docs/explanation/broker-faults.md",

@@ -250,14 +250,6 @@ def unfed(missing: Collection[str]) -> tuple[str, ...]:
     return (f"{told}: no fan leads there, so the group loses messages; run ring-proxy topology apply",)
 
 
-def left_alone(broken: Collection[str]) -> tuple[str, ...]:
-    """Return that no member of this sidecar consumes these shards for a while; empty if there are none."""
-    if not broken:
-        return ()
-    told = _named(sorted(broken))
-    return (f"{told}: not consumed for a while, as that has cost a client its connection; see this sidecar's log",)
-
-
 def _named(names: Sequence[str]) -> str:
     told = some([repr(name) for name in sorted(names, key=natural)], _NAMED)
     return f"shard{'s' if len(names) > 1 else ''} {told}"
@@ -433,7 +425,6 @@ class Readings:
         """Why the group is not exact; empty if it is, or as long as no shard has been read."""
         return (
             *unfed(self.missing),
-            *left_alone(self._state.broken_shards),
             *self.exactness.reasons,
             *mixed(self._state.prefetches),
             *partly_in_series(self._state.in_series),

@@ -189,6 +189,7 @@ class Line:
         arguments: dict[str, Any] = {"x-priority": LINK_PRIORITY} if is_of_group else {}
         tag = f"{DRAINER}-{uuid.uuid4().hex}"
         await answered(queue.consume(inbox.put, consumer_tag=tag, arguments=arguments))
+        self.has_no_process = False
         last, looks = "", iter(_LOOKS)
         while (wait := next(looks, None)) is not None:
             if not self._markers:

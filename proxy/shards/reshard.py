@@ -412,6 +412,7 @@ class _Course:
                     await self._delete(channel, queue, generation, state)
                 except (AMQPError, OSError) as error:
                     self.say(f"  {queue}: {error}")
+                    await asyncio.sleep(_LOOK_EVERY)
                 else:
                     self.say(f"  {queue} is drained, and deleted")
                     break

@@ -1,62 +1,76 @@
 """Shards that cost a client its connection."""
 
-from proxy.groups.broken import FIRST, LONGEST, Broken
+from proxy.groups.broken import FIRST, FORGOTTEN, LONGEST, Broken
 from proxy.groups.group import Group
-from proxy.groups.shard_readings import left_alone
+from proxy.groups.model import Link, LinkEvent, Member
+
+NOW = 1000.0
 
 
 def test_a_pause_doubles_from_one_loss_to_the_next_up_to_the_longest() -> None:
-    broken, now = Broken(), 1000.0
+    broken, now = Broken(), NOW
     lengths = []
     for _ in range(7):
-        until = broken.note("s1", now)
-        lengths.append(until - now)
-        now = until + 1.0
+        pause = broken.note("s1", "noproc", now)
+        assert pause.until - now == pause.length
+        lengths.append(pause.length)
+        assert broken.pauses(now) == {"s1": pause}
+        assert broken.pauses(pause.until) == {}
+        now = pause.until + 1.0
     assert lengths == [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST, 16 * FIRST, LONGEST, LONGEST]
-    assert broken.until("s1") == now - 1.0
-    assert broken.until("s2") == 0.0
+    assert pause.since == NOW
 
 
-def test_a_shard_that_was_well_for_as_long_as_its_pause_begins_anew() -> None:
+def test_a_shard_that_was_well_for_long_begins_anew() -> None:
     broken = Broken()
-    until = broken.note("s1", 1000.0)
-    assert not broken.forget(until + FIRST - 1.0)
-    assert broken.forget(until + FIRST)
-    assert broken.note("s1", until + FIRST) == until + 2 * FIRST
+    end = broken.note("s1", "noproc", NOW).until + FIRST + FORGOTTEN
+    assert not broken.forget(end - 1.0)
+    assert broken.forget(end)
+    assert broken.note("s1", "noproc", end).length == FIRST
 
 
-def test_a_group_of_new_members_leaves_the_shard_alone_until_a_reading_after_its_pause() -> None:
-    group = Group("a", "host", 1000.0)
-    until = group.broken.note("s1", 1000.0)
-    group.follow(["s1", "s2"], 1000.5, 1001.0)
-    assert group.present == ["s2"]
-    group.follow(["s1", "s2"], until - 0.1, until)
-    assert group.present == ["s2"]
-    group.follow(["s1", "s2"], until + 0.1, until + 0.2)
-    assert group.present == ["s1", "s2"]
+def group(*members: Member) -> Group:
+    made = Group("a", "host", NOW)
+    made.connected("queue of a", NOW)
+    made.follow(["s1", "s2"], NOW, NOW)
+    for member in members:
+        made.joined(member, NOW)
+    return made
 
 
-def test_a_group_that_begins_after_the_pause_has_the_shard() -> None:
-    group = Group("a", "host", 1000.0)
-    until = group.broken.note("s1", 1000.0)
-    group.follow(["s1"], until + 1.0, until + 1.0)
-    assert group.present == ["s1"]
+def member(name: str) -> Member:
+    return Member(name, "/", "orders", 1, b"tag")
 
 
-def test_a_shard_off_the_ring_is_kept_and_the_group_goes_on_deciding() -> None:
-    """It may hold messages. The member whose connection is lost may have others beside it."""
-    group = Group("a", "host", 1000.0)
-    group.follow(["s1", "s2"], 1000.0, 1000.0)
-    group.follow(["s2"], 1001.0, 1001.0)
-    until = group.link_broken("s1", 1002.0)
-    assert (group.present, group.broken_shards) == (["s2"], ["s1"])
-    assert group.due <= 1004.0
-    group.follow(["s2"], until + 0.1, until + 0.2)
-    assert (group.present, group.broken_shards) == (["s1", "s2"], [])
-    assert group.shards["s1"].told_at == until + 0.2
+def refused(made: Group, name: str, now: float) -> frozenset[str]:
+    return made.members(now)[name].refused
 
 
-def test_a_report_says_which_shards_are_left_alone() -> None:
-    assert left_alone([]) == ()
-    (why,) = left_alone(["s2", "s1"])
-    assert why.startswith("shards 's1', 's2': not consumed for a while")
+def test_no_member_beside_the_lost_one_opens_a_link_and_the_group_goes_on_deciding() -> None:
+    made = group(member("m1"), member("m2"))
+    pause = made.link_broken("s1", "noproc", NOW + 1.0)
+    assert made.due <= NOW + 3.0
+    made.left(made.local["m1"], NOW + 1.0)
+    assert refused(made, "m2", NOW + 2.0) == {"s1"}
+    assert refused(made, "m2", NOW + 1.0 + pause) == frozenset()
+    assert made.present == ["s1", "s2"]
+
+
+def test_a_member_that_comes_after_the_loss_leaves_the_shard_alone_too() -> None:
+    made = group(member("m1"))
+    pause = made.link_broken("s1", "noproc", NOW + 1.0)
+    made.joined(member("m2"), NOW + 2.0)
+    assert refused(made, "m2", NOW + 2.0) == {"s1"}
+    made.joined(member("m3"), NOW + 1.0 + pause)
+    assert refused(made, "m3", NOW + 1.0 + pause) == frozenset()
+
+
+def test_an_open_link_stays() -> None:
+    made = group(member("m1"), member("m2"))
+    holder = made.local["m1"]
+    link = holder.links["s1"] = Link(holder, "s1")
+    for event in (LinkEvent.WANT, LinkEvent.CONSUMING):
+        link.enter(event, NOW)
+    made.link_broken("s1", "noproc", NOW + 1.0)
+    assert not refused(made, "m1", NOW + 2.0)
+    assert refused(made, "m2", NOW + 2.0) == {"s1"}
