@@ -22,6 +22,7 @@ START_SECONDS = 180
 """For a start while several nodes, and whatever else, share two cores: 60 s were too few at a load of 20."""
 STOP_SECONDS = 60
 CONTROL_SECONDS = 60
+_EPMD_TRIES = 5
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -213,14 +214,16 @@ def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
     """
     (supervisor.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
     _write_cookie(supervisor.folder / ".erlang.cookie")
-    (port,) = free_ports(1)
     log = supervisor.folder / "epmd.log"
-    command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
-    process = supervisor.spawn(installation.command(command, supervisor.folder), {"PATH": _PATH}, log)
-    while not _listens(port):
-        if process.wait(0.02):
-            raise SetupError(f"the Erlang port mapper (epmd) did not start: {log.read_text()}")
-    return port
+    for _ in range(_EPMD_TRIES):
+        (port,) = free_ports(1)
+        command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
+        process = supervisor.spawn(installation.command(command, supervisor.folder), {"PATH": _PATH}, log)
+        while not process.wait(0.02):
+            if _listens(port):
+                return port
+        # It ends without a word if somebody has taken the port meanwhile.
+    raise SetupError(f"the Erlang port mapper (epmd) did not start: {log.read_text()}")
 
 
 def _write_cookie(file: Path) -> None:
