@@ -222,7 +222,7 @@ def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
         while not process.wait(0.02):
             if _listens(port):
                 return port
-        # It ends without a word if somebody has taken the port meanwhile.
+        # epmd ends with status 0 and no message if somebody has taken the port meanwhile.
     raise SetupError(f"the Erlang port mapper (epmd) did not start: {log.read_text()}")
 
 

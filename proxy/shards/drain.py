@@ -99,7 +99,7 @@ async def delete(channel: AbstractChannel, queue: str) -> None:
     """Delete a queue by the channel whose consumer is its only one. Raises AMQPError, or OSError if there is no answer.
 
     RabbitMQ ends a deletion over AMQP even if the client is gone. A request to the management API ends with its client,
-    which left 13 of 120 queues half deleted (4.3.6): they are listed as running and have no process.
+    which left 1 or 2 of 40 queues half deleted (4.3.6, 4.0.5, 3.10.8): they are listed as running and have no process.
     """
     await answered((await channel.get_queue(queue, ensure=False)).delete(if_unused=False, if_empty=False))
 
@@ -178,7 +178,7 @@ class Line:
 
         Raises AMQPError, also for a queue that is gone, and OSError if there is no answer.
         """
-        listed = await self._consumers(self._terms.name) if self._terms.is_quorum else []
+        listed = await self._consumers(self.queue) if self._terms.is_quorum else []
         await answered(channel.set_qos(self._prefetch(listed)))
         if await self._has_nobody(channel, say) and not (is_patient and self._terms.may_look()):
             return False

@@ -251,9 +251,6 @@ class GroupAttendant(Attendant):
     def lost(self) -> None:
         """Have the groups told that all members have ended."""
         interceptor = self.interceptor
-        for event in interceptor.events:
-            if isinstance(event, LinkBroken):
-                self._handle(event)
         # After an unexpected error there may be members whose end nobody was told of.
         untold = [event.member for event in interceptor.events if isinstance(event, Left)]
         for member in (*links.lose_all(interceptor), *untold):
